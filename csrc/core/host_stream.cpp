@@ -1,0 +1,95 @@
+#include "host_stream.h"
+
+#include <utility>
+
+namespace trae_mem {
+
+void Completion::finish(std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+    error_ = std::move(error);
+  }
+  changed_.notify_all();
+}
+
+void Completion::wait() const {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return finished_; });
+}
+
+void Completion::wait_or_throw() const {
+  wait();
+  if (const std::exception_ptr failure = error()) std::rethrow_exception(failure);
+}
+
+bool Completion::finished() const {
+  const std::lock_guard lock(mutex_);
+  return finished_;
+}
+
+std::exception_ptr Completion::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+HostStream::HostStream(std::function<void()> before_each)
+    : before_each_(std::move(before_each)), thread_([this] { work(); }) {}
+
+HostStream::~HostStream() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void HostStream::push(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  changed_.notify_all();
+}
+
+std::shared_ptr<Completion> HostStream::record() {
+  auto completion = std::make_shared<Completion>();
+  record_into(completion);
+  return completion;
+}
+
+void HostStream::record_into(std::shared_ptr<Completion> completion) {
+  push([this, completion = std::move(completion)] {
+    completion->finish(std::exchange(failure_, nullptr));
+  });
+}
+
+void HostStream::synchronize() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return tasks_.empty() && !busy_; });
+}
+
+void HostStream::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    try {
+      before_each_();
+      task();
+    } catch (...) {
+      if (failure_ == nullptr) failure_ = std::current_exception();
+    }
+    task = nullptr;  // what it captured must not be destroyed under the lock
+    lock.lock();
+    busy_ = false;
+    if (tasks_.empty()) changed_.notify_all();
+  }
+}
+
+}  // namespace trae_mem

@@ -1,0 +1,59 @@
+// A stream of a HostDevice: one thread that runs tasks in order, and the completions that its
+// events hand out.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace trae_mem {
+
+// One recorded point of a stream. Shared by the event that was recorded and everyone who waits
+// for it, so that recording the event again does not disturb them.
+class Completion {
+ public:
+  void finish(std::exception_ptr error);
+  void wait() const;  // blocks; never throws what the work threw
+  void wait_or_throw() const;
+  [[nodiscard]] bool finished() const;
+  [[nodiscard]] std::exception_ptr error() const;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool finished_ = false;
+  std::exception_ptr error_;  // what the work before this point threw, or null
+};
+
+class HostStream {
+ public:
+  // `before_each` runs on the stream's thread before each task (random delays).
+  explicit HostStream(std::function<void()> before_each);
+  ~HostStream();  // runs what is queued, then joins
+  HostStream(const HostStream&) = delete;
+  HostStream& operator=(const HostStream&) = delete;
+
+  void push(std::function<void()> task);
+  // A completion that finishes behind everything pushed so far, with its first failure.
+  [[nodiscard]] std::shared_ptr<Completion> record();
+  void record_into(std::shared_ptr<Completion> completion);
+  void synchronize();
+
+ private:
+  void work();
+
+  std::function<void()> before_each_;
+  std::mutex mutex_;
+  std::condition_variable changed_;  // a task was pushed, the queue ran empty, or stop
+  std::deque<std::function<void()>> tasks_;
+  bool busy_ = false;           // a task is running
+  bool stop_ = false;           // leave once the queue is empty
+  std::exception_ptr failure_;  // first failure since the last record; worker only
+  std::thread thread_;          // last member: starts when all others exist
+};
+
+}  // namespace trae_mem

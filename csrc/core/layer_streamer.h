@@ -1,0 +1,132 @@
+// Moves units between their store and the device, in time and in order.
+//
+// Each unit has a window at fixed addresses (layer_window.h). Streamed units share K slots, the
+// j-th of them slot j mod K; resident units have a slot each. A load is one copy into the
+// window on the streamer's own stream, between two events:
+//
+//   slot.released --wait--> [copy stream: load] --unit.loaded--> [compute stream: unit runs]
+//
+// `acquire` makes the compute stream wait for `loaded`; `release` records `released` behind the
+// unit's work, and the next load into that slot waits for it. The host waits for neither where
+// the device has streams of its own.
+//
+// [Note: turn-around] A released unit keeps its slot until another load needs it. When the
+// direction of travel turns (forward -> backward -> next forward) the K units behind us are
+// still there and are used without a load, hence 2 * (streamed - K) loads a micro-step. That
+// is also why prefetching stops at the last unit unless told to wrap around.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "device.h"
+#include "event_log.h"
+#include "layer_window.h"
+#include "page_pool.h"
+#include "weight_store.h"
+
+namespace trae_mem {
+
+struct LayerStreamerOptions {
+  std::size_t slots = 4;       // K, shared by the streamed units
+  std::size_t prefetch = 2;    // loads begun ahead of the acquired unit; <= slots - 2
+  std::vector<bool> resident;  // one a unit; empty: none
+  bool poison = false;         // fill a slot with NaN as soon as it is released
+  std::size_t event_log_entries = 65536;
+};
+
+// Where the next acquires are expected.
+enum class Travel : std::uint8_t {
+  kForward,        // up to the last unit, then back
+  kForwardAround,  // up to the last unit, then from the first again (inference)
+  kBackward,       // down to the first unit, then forth
+};
+
+struct StreamerStats {
+  std::uint64_t acquires = 0;
+  std::uint64_t loads = 0;
+  std::uint64_t load_bytes = 0;
+  std::int64_t load_ns = 0;   // the copies' own time, one behind the other
+  std::uint64_t hits = 0;     // acquires that found their unit loaded
+  std::uint64_t stalls = 0;   // acquires that had to wait
+  std::int64_t stall_ns = 0;  // time that the caller's thread waited
+};
+
+// Thread-safe; acquire waits outside of the lock.
+class LayerStreamer : public std::enable_shared_from_this<LayerStreamer> {
+ public:
+  // Throws OutOfMemory when the pool has no room for the slots, InvalidArgument for options
+  // that do not fit each other, and what the device throws.
+  LayerStreamer(std::shared_ptr<PagePool> pool, std::shared_ptr<WeightStore> store,
+                LayerStreamerOptions options);
+  ~LayerStreamer();
+  LayerStreamer(const LayerStreamer&) = delete;
+  LayerStreamer& operator=(const LayerStreamer&) = delete;
+
+  [[nodiscard]] std::size_t units() const noexcept { return units_.size(); }
+  [[nodiscard]] Address window(std::size_t unit) const;
+
+  // `stream` may use the unit's window until the release. Throws what its load threw; the unit
+  // is then not acquired, and the next acquire loads it again.
+  void acquire(std::size_t unit, StreamHandle stream, Travel travel);
+  // The slot may be overwritten behind the work that is queued in `stream` now. A unit that is
+  // not acquired is left alone, so that an interrupted caller may always release.
+  void release(std::size_t unit, StreamHandle stream);
+  // The unit's bytes in the store changed: load it again before its next use.
+  void invalidate(std::size_t unit);
+  // Waits until nothing is in flight: neither loads nor work in front of a release.
+  void drain();
+  // For a forked child, which lacks our threads: never destroy this object and what it holds,
+  // since destroying would join them.
+  void abandon();
+
+  [[nodiscard]] StreamerStats stats() const;
+  [[nodiscard]] const EventLog& log() const noexcept { return log_; }
+  [[nodiscard]] std::size_t bytes_on_device() const noexcept { return bytes_on_device_; }
+  void check_invariants() const;
+
+ private:
+  struct Unit {
+    std::size_t slot;
+    std::optional<std::size_t> streamed_rank;  // its place among the streamed units
+    std::unique_ptr<LayerWindow> window;
+    Event loaded;  // recorded behind its last load
+    bool acquired = false;
+  };
+  struct Slot {
+    std::optional<std::size_t> owner;   // the unit that was loaded into it last
+    bool fresh = false;                 // it holds the owner's bytes, or will after its load
+    Event released;                     // recorded behind the last use
+    StreamHandle user = kCallerStream;  // where it was recorded
+  };
+
+  void place_units(PagePool& pool);
+  void start_load(std::size_t unit);               // with mutex_ held
+  void prefetch(std::size_t unit, Travel travel);  // with mutex_ held
+  [[nodiscard]] std::vector<std::size_t> upcoming(std::size_t unit, Travel travel) const;
+  void drop(Slot& slot);  // its bytes are no longer the owner's
+  [[nodiscard]] bool holds(std::size_t unit) const;
+  void log_instant(EventKind kind, std::size_t unit);
+
+  std::shared_ptr<PagePool> pool_;
+  std::shared_ptr<Device> device_;
+  std::shared_ptr<WeightStore> store_;
+  const LayerStreamerOptions options_;
+  EventLog log_;
+  Stream copy_stream_;
+  std::vector<std::unique_ptr<SlotArena>> arenas_;  // before units_: windows alias their pages
+  std::vector<std::size_t> streamed_;               // unit of each streamed rank
+  std::size_t bytes_on_device_ = 0;                 // slots and resident units
+  mutable std::mutex mutex_;                        // guards all below
+  std::vector<Slot> slots_;
+  std::vector<Unit> units_;
+  StreamerStats stats_;            // all but load_ns
+  mutable std::mutex load_mutex_;  // guards load_ns_; the copy stream takes it
+  std::int64_t load_ns_ = 0;
+};
+
+}  // namespace trae_mem

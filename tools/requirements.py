@@ -1,0 +1,31 @@
+"""Prints requirements that pyproject.toml states, one a line, for `pip install -r`.
+
+    python tools/requirements.py build train dev
+
+"build" stands for what the build itself needs, any other word for an extra. The extension is built
+without isolation, so these must be there first, and pyproject.toml stays the only list.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    from pip._vendor import tomli as tomllib  # pip is in every venv; 3.10 has no tomllib
+
+
+def main() -> int:
+    path = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    project = tomllib.loads(path.read_text(encoding="utf-8"))
+    lists = {**project["project"]["optional-dependencies"]}
+    lists["build"] = project["build-system"]["requires"]
+    for name in sys.argv[1:]:
+        print("\n".join(lists[name]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""A unit's hooks: when it is acquired, what its parameters show, when it is released.
+
+[Note: where backward begins] A module's own backward hooks are of no use here: the pre-hook wraps
+the module's outputs (which forbids in-place changes of them), the post-hook fires before the
+parameters' gradients exist when the module's input needs none. Instead each node of the autograd
+graph that made an output of the unit gets a pre-hook. Every path of gradients into the unit goes
+through one of them, except from tensors that the unit handed out on the side.
+
+[Note: late release] Nothing tells when a unit's backward has ended. But autograd runs nodes in
+the reverse order of their making, so when another unit is acquired, all of this one's work is
+behind us. Hence one unit is current, and acquiring another releases it. In plain forward the
+post-forward hook releases sooner; inside a backward it does not, since the recomputed unit's own
+backward follows. The end of the graph task releases the last unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from trae_mem.errors import TraeMemError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trae_mem.packing import PackedTensor
+    from trae_mem.runtime import Runtime
+    from trae_mem.units import Unit
+
+__all__ = ["UnitHooks", "in_backward"]
+
+_graph_task = torch._C._current_graph_task_id
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward on this thread; recomputation counts."""
+    return bool(_graph_task() != -1)
+
+
+class UnitHooks:
+    """One unit of a runtime: its tensors' two places, and the hooks on its module."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        index: int,
+        unit: Unit,
+        tensors: tuple[PackedTensor, ...],
+        windows: list[Tensor],
+    ) -> None:
+        self.runtime = runtime
+        self.index = index
+        self.unit = unit
+        self.tensors = tensors
+        self.depth = 0  # how many calls of the module are running
+        self.suspect = False  # its bytes at rest may have changed without a trace
+        self._to_device = [(t.tensor, w) for t, w in zip(tensors, windows, strict=True)]
+        self._to_host: list[tuple[Tensor, Tensor]] = []
+        # (tensor, its version, its address) as they were when it was last put to rest
+        self._at_rest: list[tuple[Tensor, int, int]] = []
+        self.refresh_hosts()
+        self._handles = [
+            unit.module.register_forward_pre_hook(self.before_forward, prepend=True),
+            unit.module.register_forward_hook(self.after_forward),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    # --- what the parameters show ---------------------------------------------------------------
+
+    def refresh_hosts(self) -> None:
+        """Takes over the store's host tensors, and their state as the one to compare with."""
+        hosts = self.runtime.store.hosts[self.index]
+        self._to_host = [(t.tensor, host) for t, host in zip(self.tensors, hosts, strict=True)]
+        self._note_rest()
+
+    def _note_rest(self) -> None:
+        self._at_rest = [(t, t._version, host.data_ptr()) for t, host in self._to_host]
+
+    def show_device(self) -> None:
+        for tensor, window in self._to_device:
+            tensor.data = window
+
+    def show_host(self) -> None:
+        for tensor, host in self._to_host:
+            tensor.data = host
+
+    def changed_at_rest(self) -> bool:
+        """Whether a tensor was written in place or given other memory since it was released."""
+        if self.suspect:
+            return True
+        for tensor, version, address in self._at_rest:
+            if tensor._version != version or tensor.data_ptr() != address:
+                return True
+        return False
+
+    def accept_changes(self) -> None:
+        """Makes what the tensors show now the unit's bytes at rest."""
+        for index in range(len(self.tensors)):
+            self.runtime.store.accept(self.index, index)
+        self.refresh_hosts()
+        self.suspect = False
+
+    def keep_writes(self) -> int:
+        """Copies what the unit wrote to its own tensors back to where they rest; bytes copied.
+
+        Running statistics, for example. Call before ``show_host``.
+        """
+        written = 0
+        for (tensor, host), (_, version, _) in zip(self._to_host, self._at_rest, strict=True):
+            if tensor._version != version:
+                with torch.no_grad():
+                    host.copy_(tensor.data)
+                written += host.numel() * host.element_size()
+        if written:
+            self._note_rest()
+        return written
+
+    # --- the hooks ------------------------------------------------------------------------------
+
+    def before_forward(self, module: nn.Module, args: Any) -> None:
+        runtime = self.runtime
+        if in_backward():
+            runtime.recompute(self)
+        else:
+            runtime.forward(self, around=not (module.training or torch.is_grad_enabled()))
+        self.depth += 1
+
+    def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.depth -= 1
+        if torch.is_grad_enabled():
+            for node in _nodes(output):
+                node.register_prehook(self.before_backward)
+        if self.depth <= 0 and not in_backward():
+            self.runtime.release(self)
+
+    def before_backward(self, gradients: Any) -> None:
+        if torch.is_grad_enabled():
+            raise TraeMemError(
+                f"backward through streamed unit '{self.unit.name}' with create_graph=True: "
+                "second derivatives would read weights that are no longer there. "
+                "Call trae_mem.disable(model) for them"
+            )
+        self.runtime.backward(self)
+
+    # --- what must not happen to it -------------------------------------------------------------
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise TraeMemError(
+            "a model whose layers stream cannot be copied: the copy's weights would alias this "
+            "one's windows. Call trae_mem.disable(model), copy it, and enable both"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TraeMemError(
+            "a model whose layers stream cannot be pickled. Save its state_dict(), or call "
+            "trae_mem.disable(model) first"
+        )
+
+
+def _tensors(output: Any) -> Iterable[Tensor]:
+    if isinstance(output, Tensor):
+        return (output,)
+    return (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+
+
+def _nodes(output: Any) -> Iterator[Any]:
+    seen = set()
+    for tensor in _tensors(output):
+        node = tensor.grad_fn
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node

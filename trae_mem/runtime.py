@@ -1,0 +1,473 @@
+"""One model's streaming: units, store and engine together, and the public functions over them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import torch
+from torch import Tensor, nn
+
+from trae_mem.errors import BudgetError, ConfigError, TraeMemError
+from trae_mem.hooks import UnitHooks, in_backward
+from trae_mem.integrations.peft import MergeWatch
+from trae_mem.loading import Checkpoint, find_span
+from trae_mem.native import load_native
+from trae_mem.packing import Pack, plan_pack, tensors_outside, view
+from trae_mem.sizes import format_bytes, parse_bytes
+from trae_mem.stats import Status
+from trae_mem.store import build_store
+from trae_mem.units import Unit, Wanted, find_units
+
+if TYPE_CHECKING:
+    from trae_mem import _native
+
+__all__ = ["Runtime", "disable", "enable", "find_runtime", "offloaded", "refresh", "status"]
+
+# The stream of the caller, see csrc/core/device.h: on a host device the calling thread.
+_CALLER_STREAM = 0
+
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_runtime_of_module: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
+
+
+class Runtime:
+    """Keeps one unit current, and tells the engine which one and where things are going."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        packs: list[Pack],
+        source: str,
+        device: _native.Device,
+        *,
+        prefetch: int,
+        slots: int,
+        resident: list[bool],
+        poison: bool,
+    ) -> None:
+        native = load_native()
+        self.prefetch, self.slots, self.resident = prefetch, slots, resident
+        self.device = device
+        self.packs = packs
+        self.before_pass: list[Callable[[], None]] = []  # called before each pass of the model
+        self.written_back_bytes = 0
+        self.started_ns = time.monotonic_ns()
+        self._travel = native.Travel
+        self._current: UnitHooks | None = None
+        self._recomputed: int | None = None  # the unit that a recomputation ran last
+        self._graph_task = -1  # the backward whose end will release the current unit
+        self._passed = False
+        self.pool = native.PagePool(device)
+        # Should there be no room for the slots, the model keeps working from where it rests.
+        self.store = build_store(packs, source, device)
+        self.streamer: _native.LayerStreamer = native.LayerStreamer(
+            self.pool,
+            self.store.native,
+            slots=slots,
+            prefetch=prefetch,
+            resident=resident,
+            poison=poison,
+        )
+        self.units = [
+            UnitHooks(self, index, pack.unit, pack.tensors, self._windows(index, pack))
+            for index, pack in enumerate(packs)
+        ]
+        self._merges = MergeWatch(model, self.units)
+        self._root_handle = model.register_forward_pre_hook(self._before_pass, prepend=True)
+        _runtimes.add(self)
+        for pack in packs:
+            _runtime_of_module[pack.unit.module] = self
+
+    def _windows(self, index: int, pack: Pack) -> list[Tensor]:
+        memory = self.streamer.window(index, pack.bytes)
+        return [view(memory, packed.offset, packed) for packed in pack.tensors]
+
+    def close(self) -> None:
+        """Takes the hooks off; every tensor shows its resting bytes afterwards."""
+        self.release_current()
+        self._root_handle.remove()
+        for hooks in self.units:
+            hooks.remove()
+            if hooks.changed_at_rest():
+                hooks.accept_changes()
+            _runtime_of_module.pop(hooks.unit.module, None)
+        _runtimes.discard(self)
+        self.streamer.drain()
+
+    # --- the current unit, see hooks.py [Note: late release] ------------------------------------
+
+    def forward(self, hooks: UnitHooks, *, around: bool) -> None:
+        self._recomputed = None
+        self.acquire(hooks, self._travel.FORWARD_AROUND if around else self._travel.FORWARD)
+
+    def recompute(self, hooks: UnitHooks) -> None:
+        """Forward inside a backward: alone, or the next of a group that is recomputed."""
+        self._release_at_end_of_backward()
+        follows = self._recomputed is not None and hooks.index == self._recomputed + 1
+        self._recomputed = hooks.index
+        self.acquire(hooks, self._travel.FORWARD if follows else self._travel.BACKWARD)
+
+    def backward(self, hooks: UnitHooks) -> None:
+        self._release_at_end_of_backward()
+        self.acquire(hooks, self._travel.BACKWARD)
+
+    def acquire(self, hooks: UnitHooks, travel: _native.Travel) -> None:
+        if hooks is self._current:
+            return
+        self.release_current()
+        if hooks.changed_at_rest():
+            hooks.accept_changes()
+            self.streamer.invalidate(hooks.index)
+        # Current before it is acquired: an interrupt in between must not leave it acquired for
+        # ever. Releasing what was not acquired does nothing.
+        self._current = hooks
+        try:
+            self.streamer.acquire(hooks.index, _CALLER_STREAM, travel)
+        except TraeMemError:
+            self._current = None
+            raise
+        hooks.show_device()
+
+    def release(self, hooks: UnitHooks) -> None:
+        if hooks is self._current:
+            self.release_current()
+
+    def release_current(self) -> None:
+        hooks = self._current
+        if hooks is None:
+            return
+        self.written_back_bytes += hooks.keep_writes()
+        hooks.show_host()
+        hooks.depth = 0
+        self.streamer.release(hooks.index, _CALLER_STREAM)
+        self._current = None
+
+    def _release_at_end_of_backward(self) -> None:
+        task = torch._C._current_graph_task_id()
+        if task == self._graph_task:
+            return
+        self._graph_task = task
+        torch.autograd.Variable._execution_engine.queue_callback(self.release_current)
+
+    def _before_pass(self, model: nn.Module, args: object) -> None:
+        if not self._passed:
+            self._passed = True
+            self.started_ns = time.monotonic_ns()
+        if not in_backward():
+            self.release_current()  # left over from a pass that an exception ended
+            self._merges.mark_changed()
+            for callback in self.before_pass:
+                callback()
+
+    # --- reports --------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        stats = self.streamer.stats()
+        elapsed = (time.monotonic_ns() - self.started_ns) / 1e9
+        stalled = stats["stall_ns"] / 1e9
+        return Status(
+            units=len(self.packs),
+            streamed_units=self.resident.count(False),
+            resident_units=self.resident.count(True),
+            slots=min(self.slots, self.resident.count(False)),
+            prefetch=self.prefetch,
+            source=self.store.native.name,
+            device=self.device.name,
+            bytes_on_device=self.streamer.bytes_on_device,
+            unit_bytes=max(pack.bytes for pack in self.packs),
+            total_bytes=sum(pack.bytes for pack in self.packs),
+            acquires=stats["acquires"],
+            loads=stats["loads"],
+            load_bytes=stats["load_bytes"],
+            load_seconds=stats["load_ns"] / 1e9,
+            hits=stats["hits"],
+            stalls=stats["stalls"],
+            stall_seconds=stalled,
+            stall_share=min(1.0, stalled / elapsed) if elapsed > 0 else 0.0,
+            elapsed_seconds=elapsed,
+            written_back_bytes=self.written_back_bytes,
+        )
+
+    # --- fork -----------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """In a forked child: the engine's threads stayed with the parent."""
+        self.streamer.abandon()
+        self.streamer = cast("_native.LayerStreamer", _ForkedStreamer())
+
+
+class _ForkedStreamer:
+    """Stands in for the engine in a forked child, where it cannot work."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise TraeMemError(
+            f"this process (pid {os.getpid()}) was forked from one whose model streams; the "
+            "threads that load weights did not come along. Start it with the 'spawn' method, "
+            "or call trae_mem.enable in the child"
+        )
+
+
+def _abandon_all() -> None:
+    for runtime in list(_runtimes):
+        runtime.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+def find_runtime(model: nn.Module) -> Runtime | None:
+    """The runtime that streams ``model``, a part of it, or what it wraps."""
+    for module in model.modules():
+        if (runtime := _runtime_of_module.get(module)) is not None:
+            return runtime
+    return None
+
+
+def _require_runtime(model: nn.Module) -> Runtime:
+    runtime = find_runtime(model)
+    if runtime is None:
+        raise ConfigError(f"{type(model).__name__} does not stream: call trae_mem.enable(model)")
+    return runtime
+
+
+# --- planning: from the arguments of enable to a runtime -----------------------------------------
+
+
+def _native_device(device: torch.device | str | _native.Device | None) -> _native.Device:
+    native = load_native()
+    if isinstance(device, (str, torch.device)) and torch.device(device).type != "cpu":
+        raise ConfigError(
+            f"device={str(device)!r}: this version streams to the CPU's memory only; "
+            "pass device='cpu' or leave it out"
+        )
+    if device is None or isinstance(device, (str, torch.device)):
+        host: _native.Device = native.HostDevice.from_environment()
+        return host
+    return device
+
+
+def _budget_bytes(budget: int | float | str | None, device: _native.Device) -> int | None:
+    if budget is None:
+        return None
+    if isinstance(budget, float):
+        if not 0 < budget <= 1:
+            raise ConfigError(
+                f"budget={budget}: a fraction of the device's memory lies in (0, 1]; "
+                "write bytes as a whole number or as '10GiB'"
+            )
+        return int(budget * device.total_bytes)
+    return parse_bytes(budget)
+
+
+def _choose_resident(sizes: list[int], budget: int | None, slots: int) -> list[bool]:
+    """Which units stay on the device: as many as fit in the budget beside the slots.
+
+    They are spread evenly, so that each streamed unit's load has a resident neighbour's compute
+    to hide behind.
+    """
+    count = len(sizes)
+    if budget is None:
+        return [False] * count
+    align: int = load_native().SLOT_ALIGNMENT
+    aligned = [-(-size // align) * align for size in sizes]
+    for kept in range(count, -1, -1):
+        resident = [(i + 1) * kept // count > i * kept // count for i in range(count)]
+        streamed = [size for size, stays in zip(aligned, resident, strict=True) if not stays]
+        shared = min(slots, len(streamed)) * max(streamed, default=0)
+        need = shared + sum(size for size, stays in zip(aligned, resident, strict=True) if stays)
+        if need <= budget:
+            return resident
+    minimum = min(slots, count) * max(aligned)
+    least = min(2, count) * max(aligned)
+    raise BudgetError(
+        f"a budget of {format_bytes(budget)} is below the minimum of {format_bytes(minimum)} "
+        f"({minimum} bytes): {min(slots, count)} slots of {format_bytes(max(aligned))}, the "
+        f"largest unit. Raise the budget, or set prefetch=0, which needs {format_bytes(least)}",
+        minimum=minimum,
+    )
+
+
+def _slot_count(slots: int | None, prefetch: int, units: int) -> int:
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        raise ConfigError(f"prefetch={prefetch!r}: the number of units to load ahead, 0 or more")
+    if slots is None:
+        return min(prefetch + 2, units)
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < min(prefetch + 2, units):
+        raise ConfigError(
+            f"slots={slots!r}: prefetch={prefetch} needs at least {min(prefetch + 2, units)} "
+            "(the unit in use, the one before it, and those loaded ahead)"
+        )
+    return slots
+
+
+def _plan_packs(model: nn.Module, units: list[Unit]) -> list[Pack]:
+    outside = {id(tensor) for _, tensor in tensors_outside(model, units)}
+    packs = [plan_pack(unit, outside) for unit in units]
+    packs = [pack for pack in packs if pack.tensors]
+    if not packs:
+        trainable = sum(p.requires_grad for unit in units for p in unit.module.parameters())
+        raise ConfigError(
+            f"nothing is left to stream: the {len(units)} units, '{units[0].name}' and on, have "
+            f"no frozen weights ({trainable} trainable parameters stay on the device). Freeze "
+            "them (requires_grad_(False)), or train adapters with LoRA"
+        )
+    return packs
+
+
+def _bring_outside_to_ram(model: nn.Module, units: list[Unit], source: str) -> None:
+    """Weights outside of the units are used all the time: read them once, aligned."""
+    outside = tensors_outside(model, units)
+    meta = [(name, tensor) for name, tensor in outside if tensor.is_meta]
+    if meta and source not in ("auto", "ram", "file"):
+        Checkpoint(source).adopt(meta)
+    for name, tensor in outside:
+        if tensor.is_meta:
+            raise ConfigError(
+                f"'{name}' is on the meta device, with no file behind it. Load the model, or "
+                "pass source='PATH' of its safetensors checkpoint"
+            )
+        if find_span(tensor) is not None:
+            tensor.data = tensor.data.clone()
+
+
+def enable(
+    model: nn.Module,
+    *,
+    prefetch: int = 2,
+    device: torch.device | str | _native.Device | None = None,
+    source: str | os.PathLike[str] = "auto",
+    budget: int | float | str | None = None,
+    units: Wanted | None = None,
+    slots: int | None = None,
+    debug: str | None = None,
+) -> nn.Module:
+    """Streams the repeated blocks of ``model`` through a few slots of device memory.
+
+    The model is changed in place: a block's frozen parameters and buffers are on the device while
+    it runs, forward and backward, and rest in host memory or in their files otherwise. Parameter
+    objects stay the same; trainable parameters stay on the device. Losses and gradients are
+    bit-identical to those of the model without it.
+
+    Args:
+        model: any module with repeated blocks; a PEFT model too.
+        prefetch: units that are loaded ahead of the running one, 0 or more.
+        device: where the model computes. ``None``: the CPU, whose memory is then the device. A
+            ``trae_mem.HostDevice`` chooses its capacity and the speed of its link.
+        source: where weights rest. ``"ram"``: packed in host memory; ``"file"``: in the
+            safetensors files they are mapped from, ``"auto"``: file where that is so, else ram. A
+            path names the checkpoint that the model was loaded from.
+        budget: device memory for the units' weights, in bytes, as ``"10GiB"``, or as a fraction
+            of the device's memory (a float). As many units as fit stay there for good. ``None``:
+            none do, only the slots are there.
+        units: modules to stream: names, names of lists of modules, class names or classes.
+            ``None``: the blocks in ``_no_split_modules``, else the ModuleList with most
+            parameters.
+        slots: units that fit on the device at a time. ``None``: ``prefetch + 2``.
+        debug: ``"poison"`` fills a slot with NaN as soon as it is released, so that a use of
+            weights that are no longer there shows. It costs extra loads.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        ConfigError: enabled already, no repeated blocks, nothing frozen to stream, or an argument
+            that makes no sense.
+        BudgetError: the budget is below the minimum, which it carries.
+        OutOfMemoryError: the device has no room for the slots.
+        WeightFileError: a weight file is missing or broken.
+        NativeLibraryError: the compiled part is missing.
+    """
+    if find_runtime(model) is not None:
+        raise ConfigError(
+            f"{type(model).__name__} streams already: call trae_mem.disable(model) first, or "
+            "trae_mem.status(model) to see it"
+        )
+    if debug not in (None, "poison"):
+        raise ConfigError(f"debug={debug!r}: expected None or 'poison'")
+    source = os.fspath(source)
+    native_device = _native_device(device)
+    found = find_units(model, units)
+    slot_count = _slot_count(slots, prefetch, len(found))
+    packs = _plan_packs(model, found)
+    resident = _choose_resident(
+        [pack.bytes for pack in packs], _budget_bytes(budget, native_device), slot_count
+    )
+    _bring_outside_to_ram(model, found, source)
+    Runtime(
+        model,
+        packs,
+        source,
+        native_device,
+        prefetch=prefetch,
+        slots=slot_count,
+        resident=resident,
+        poison=debug == "poison",
+    )
+    return model
+
+
+def disable(model: nn.Module) -> nn.Module:
+    """Ends streaming: takes all hooks off and leaves every weight where it rests.
+
+    Raises:
+        ConfigError: the model does not stream.
+    """
+    _require_runtime(model).close()
+    return model
+
+
+@contextlib.contextmanager
+def offloaded(
+    model: nn.Module,
+    *,
+    prefetch: int = 2,
+    device: torch.device | str | _native.Device | None = None,
+    source: str | os.PathLike[str] = "auto",
+    budget: int | float | str | None = None,
+    units: Wanted | None = None,
+    slots: int | None = None,
+    debug: str | None = None,
+) -> Iterator[nn.Module]:
+    """``enable`` for the duration of a ``with`` block; the same arguments and errors."""
+    enable(
+        model,
+        prefetch=prefetch,
+        device=device,
+        source=source,
+        budget=budget,
+        units=units,
+        slots=slots,
+        debug=debug,
+    )
+    try:
+        yield model
+    finally:
+        disable(model)
+
+
+def status(model: nn.Module) -> Status:
+    """What streams, what is on the device, and how long compute has waited.
+
+    Raises:
+        ConfigError: the model does not stream.
+    """
+    return _require_runtime(model).status()
+
+
+def refresh(model: nn.Module) -> None:
+    """Loads every unit again before its next use.
+
+    Changes of weights between steps are noticed by themselves: in-place operations, assignments
+    to ``param.data``, ``load_state_dict``, merges of PEFT adapters. Not so a write *through*
+    ``param.data`` (``param.data.mul_(2)``), of which PyTorch keeps no trace; call this after one.
+
+    Raises:
+        ConfigError: the model does not stream.
+    """
+    for hooks in _require_runtime(model).units:
+        hooks.suspect = True
