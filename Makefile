@@ -42,7 +42,7 @@ demo: native ## fine-tune a small language model, streaming beside all resident
 	@$(BIN)/trae-mem train examples/quickstart.yaml
 
 test: $(READY) ## everything below up to test-python, with a summary
-	@$(BIN)/python tools/test_stages.py "$(MAKE)" $(STAGES)
+	@$(BIN)/python tools/run_stages.py "$(MAKE)" $(STAGES)
 
 lint: $(READY) ## ruff, mypy --strict, clang-format
 	@$(BIN)/ruff check --quiet .
@@ -82,7 +82,7 @@ format: $(READY) ## put Python and C++ in the house's form
 
 tidy: $(READY) googletest ## clang-tidy, where it is installed (slow; not a part of make test)
 	@command -v clang-tidy > /dev/null || \
-	  { echo "tidy: clang-tidy is not installed: apt-get install -y clang-tidy"; exit 1; }
+	  { echo "tidy: clang-tidy is not installed: apt-get install -y clang-tidy" >&2; exit 1; }
 	@$(BIN)/python tools/native_build.py compile-commands
 	@clang-tidy -p build/native --quiet $(filter %.cpp,$(CXX_FILES))
 

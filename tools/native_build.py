@@ -69,15 +69,6 @@ class BuildError(RuntimeError):
     """The native code could not be built; the message says what to install."""
 
 
-def project_version() -> str:
-    """The version in pyproject.toml, the only place that states it (tomllib needs Python 3.11)."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
-    if match is None:
-        raise BuildError('pyproject.toml has no line `version = "…"`.')
-    return match.group(1)
-
-
 def compiler() -> str:
     """`$CXX`, or the first of g++, clang++ and c++ that is installed."""
     chosen = os.environ.get("CXX")
@@ -221,7 +212,6 @@ def _sources(folder: str) -> list[Path]:
 def _add_extension(manifest: Manifest, core: list[Path]) -> None:
     python, pybind11 = python_includes()
     flags = ["-isystem", str(python), "-isystem", str(pybind11)]
-    flags.append(f'-DTRAE_MEM_VERSION="{project_version()}"')
     # One folder for each Python, so that two of them do not compile each other's objects away.
     group = f"bindings-{sys.implementation.cache_tag}"
     bindings = manifest.objects(group, _sources("bindings"), [*WARNINGS, *flags])
@@ -292,7 +282,9 @@ def _build(variant: str, name: str, *, extension: bool = False, tests: bool = Fa
         if jobs := os.environ.get("MAX_JOBS"):
             command += ["-j", jobs]
         command.append(str(target.relative_to(ROOT)))
-        if subprocess.run(command, cwd=ROOT).returncode != 0:
+        # make's job server does not reach through pip or a plain recipe, and ninja would complain.
+        env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+        if subprocess.run(command, cwd=ROOT, env=env).returncode != 0:
             raise BuildError(f"building {name} ({variant}) failed. {_advice()}")
         return target
 

@@ -9,9 +9,12 @@ See :func:`enable`. Importing this package is cheap; torch is imported with the 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
+
     from trae_mem._native import HostDevice
     from trae_mem.errors import (
         BudgetError,
@@ -26,8 +29,6 @@ if TYPE_CHECKING:
     from trae_mem.recorder import Recorder
     from trae_mem.runtime import disable, enable, offloaded, refresh, status
     from trae_mem.stats import Status
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
@@ -68,6 +69,8 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.metadata.version("trae-mem")
     if name == "HostDevice":
         from trae_mem.native import load_native
 

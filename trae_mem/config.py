@@ -152,7 +152,7 @@ class RunConfig(_Section):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: `1e-3` is a number, and `no`, `on`, `yes` are words (`save_strategy: no`)."""
+    """YAML 1.2 scalars: `1e-3` is a number; `no`, `on`, `yes` are words (`save_strategy: no`)."""
 
 
 _YAML_1_1_ONLY = {f"tag:yaml.org,2002:{name}" for name in ("bool", "float", "timestamp", "merge")}
@@ -236,14 +236,16 @@ def _parse(text: str, places: _Places) -> dict[str, Any]:
         if node is None:
             return {}
         _note_places(node, (), places)
-        values = loader.construct_document(node)  # type: ignore[no-untyped-call]
+        values = loader.construct_document(node)
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
         raise ConfigError(f"{places.file}{line}: not valid YAML: {error.problem}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{places.file}: not valid YAML: {error}") from error
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
     if not isinstance(values, dict):
         raise ConfigError(f"{places.file}:1: the file must hold `section:` keys, not one value")
     return values

@@ -4,7 +4,12 @@
 the module's outputs (which forbids in-place changes of them), the post-hook fires before the
 parameters' gradients exist when the module's input needs none. Instead each node of the autograd
 graph that made an output of the unit gets a pre-hook. Every path of gradients into the unit goes
-through one of them, except from tensors that the unit handed out on the side.
+through one of them, except from tensors that the unit handed out on the side. Those are behind
+the unit's outputs in autograd's order all the same, as long as an output takes part in the loss.
+
+An output that is a view hides a second node: an in-place change of it leads gradients past the
+view's node to its base's. An input that was changed in place is an output too. And a node that
+another unit's output has already belongs to that unit: one that is handed through.
 
 [Note: late release] Nothing tells when a unit's backward has ended. But autograd runs nodes in
 the reverse order of their making, so when another unit is acquired, all of this one's work is
@@ -15,7 +20,8 @@ backward follows. The end of the graph task releases the last unit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -31,9 +37,10 @@ if TYPE_CHECKING:
     from trae_mem.runtime import Runtime
     from trae_mem.units import Unit
 
-__all__ = ["UnitHooks", "in_backward"]
+__all__ = ["Uncopyable", "UnitHooks", "in_backward"]
 
 _graph_task = torch._C._current_graph_task_id
+_OWNED = "trae_mem.unit"  # in the metadata of a node that has a unit's pre-hook
 
 
 def in_backward() -> bool:
@@ -41,7 +48,23 @@ def in_backward() -> bool:
     return bool(_graph_task() != -1)
 
 
-class UnitHooks:
+class Uncopyable:
+    """Hangs on a model's hooks, and so keeps the model from being copied while it streams."""
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise TraeMemError(
+            "a model whose layers stream cannot be copied: the copy's weights would alias this "
+            "one's windows. Call trae_mem.disable(model), copy it, and enable both"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TraeMemError(
+            "a model whose layers stream cannot be pickled. Save its state_dict(), or call "
+            "trae_mem.disable(model) first"
+        )
+
+
+class UnitHooks(Uncopyable):
     """One unit of a runtime: its tensors' two places, and the hooks on its module."""
 
     def __init__(
@@ -65,7 +88,7 @@ class UnitHooks:
         self.refresh_hosts()
         self._handles = [
             unit.module.register_forward_pre_hook(self.before_forward, prepend=True),
-            unit.module.register_forward_hook(self.after_forward),
+            unit.module.register_forward_hook(self.after_forward, with_kwargs=True),
         ]
 
     def remove(self) -> None:
@@ -101,7 +124,10 @@ class UnitHooks:
         return False
 
     def accept_changes(self) -> None:
-        """Makes what the tensors show now the unit's bytes at rest."""
+        """Makes what the tensors show now the unit's bytes at rest.
+
+        No load of the unit may be in flight: memory that it reads may go.
+        """
         for index in range(len(self.tensors)):
             self.runtime.store.accept(self.index, index)
         self.refresh_hosts()
@@ -113,11 +139,10 @@ class UnitHooks:
         Running statistics, for example. Call before ``show_host``.
         """
         written = 0
-        for (tensor, host), (_, version, _) in zip(self._to_host, self._at_rest, strict=True):
+        for index, (tensor, version, _) in enumerate(self._at_rest):
             if tensor._version != version:
-                with torch.no_grad():
-                    host.copy_(tensor.data)
-                written += host.numel() * host.element_size()
+                self.runtime.store.keep(self.index, index)
+                written += self.tensors[index].bytes
         if written:
             self._note_rest()
         return written
@@ -132,13 +157,25 @@ class UnitHooks:
             runtime.forward(self, around=not (module.training or torch.is_grad_enabled()))
         self.depth += 1
 
-    def after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+    def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         self.depth -= 1
         if torch.is_grad_enabled():
-            for node in _nodes(output):
-                node.register_prehook(self.before_backward)
+            for tensor in _tensors(output):
+                self._watch_backward(tensor)
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor):
+                    self._watch_backward(value)
         if self.depth <= 0 and not in_backward():
             self.runtime.release(self)
+
+    def _watch_backward(self, tensor: Tensor) -> None:
+        node = tensor.grad_fn
+        if node is None or _OWNED in node.metadata:
+            return
+        node.metadata[_OWNED] = True
+        node.register_prehook(self.before_backward)
+        if tensor._base is not None:
+            self._watch_backward(tensor._base)
 
     def before_backward(self, gradients: Any) -> None:
         if torch.is_grad_enabled():
@@ -149,31 +186,11 @@ class UnitHooks:
             )
         self.runtime.backward(self)
 
-    # --- what must not happen to it -------------------------------------------------------------
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise TraeMemError(
-            "a model whose layers stream cannot be copied: the copy's weights would alias this "
-            "one's windows. Call trae_mem.disable(model), copy it, and enable both"
-        )
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TraeMemError(
-            "a model whose layers stream cannot be pickled. Save its state_dict(), or call "
-            "trae_mem.disable(model) first"
-        )
-
-
-def _tensors(output: Any) -> Iterable[Tensor]:
-    if isinstance(output, Tensor):
-        return (output,)
-    return (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
-
-
-def _nodes(output: Any) -> Iterator[Any]:
-    seen = set()
-    for tensor in _tensors(output):
-        node = tensor.grad_fn
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
+def _tensors(value: Any) -> Iterator[Tensor]:
+    for leaf in (value,) if isinstance(value, Tensor) else pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from _tensors(getattr(leaf, field.name))

@@ -58,6 +58,12 @@ class FileSpan:
     bytes: int
 
 
+class _Mapping(mmap.mmap):
+    """A mapping that keeps what is known of its file, for as long as a tensor uses it."""
+
+    file: MappedFile
+
+
 class MappedFile:
     """One safetensors file, its header read and its bytes mapped.
 
@@ -72,9 +78,10 @@ class MappedFile:
                 size = os.fstat(file.fileno()).st_size
                 self.spans, self._forms = self._read_header(file.read(8), file, size)
                 protection = mmap.PROT_READ | mmap.PROT_WRITE
-                self._map = mmap.mmap(file.fileno(), size, flags=_MAP_FLAGS, prot=protection)
+                self._map = _Mapping(file.fileno(), size, flags=_MAP_FLAGS, prot=protection)
         except OSError as error:
             raise WeightFileError(f"cannot read weight file '{path}': {error.strerror}") from error
+        self._map.file = self
         self.address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
         self._ordered = sorted(self.spans.values(), key=lambda span: span.offset)
         self._offsets = [span.offset for span in self._ordered]

@@ -27,6 +27,9 @@ class Store(Protocol):
     def accept(self, unit: int, index: int) -> None:
         """Takes the tensor's current ``data`` as its new bytes, in place of what rests."""
 
+    def keep(self, unit: int, index: int) -> None:
+        """Copies the tensor's current ``data``, its window, to where it rests."""
+
 
 def _check_same_form(packed: PackedTensor) -> None:
     tensor = packed.tensor
@@ -76,6 +79,14 @@ class RamStore:
         packed.tensor.data = host
 
 
+    @torch.no_grad()
+    def keep(self, unit: int, index: int) -> None:
+        host, place = self.hosts[unit][index], self._places[unit][index]
+        host.copy_(self._packs[unit].tensors[index].tensor.data)
+        if place is not host:
+            place.copy_(host)
+
+
 class FileStore:
     """Packs whose bytes stay in safetensors files; a host tensor is a mapping of its file."""
 
@@ -114,6 +125,11 @@ class FileStore:
         if moved:  # a write to the mapping itself is seen by the native store
             self.hosts[unit][index] = packed.tensor.data
             self._store.rest_in_memory(unit, index, packed.tensor.data_ptr())
+
+    @torch.no_grad()
+    def keep(self, unit: int, index: int) -> None:
+        # A private mapping: the file stays as it is, and the native store sees the copied page.
+        self.hosts[unit][index].copy_(self._packs[unit].tensors[index].tensor.data)
 
 
 def build_store(packs: list[Pack], source: str, device: _native.Device) -> Store:

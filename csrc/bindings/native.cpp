@@ -68,15 +68,15 @@ py::dict as_dict(const StreamerStats& stats) {
 py::tuple as_tuple(const EventLog::Batch& batch) {
   py::list entries;
   for (const LogEntry& entry : batch.entries) {
-    entries.append(py::make_tuple(static_cast<int>(entry.kind), entry.unit, entry.slot,
-                                  entry.bytes, entry.begin_ns, entry.end_ns));
+    entries.append(py::make_tuple(static_cast<int>(entry.kind), entry.unit, entry.slot, entry.bytes,
+                                  entry.begin_ns, entry.end_ns));
   }
   return py::make_tuple(entries, batch.next, batch.lost);
 }
 
 // name, file (-1: none), offset in the file, bytes, offset in the pack, address while it rests
-using TensorTuple = std::tuple<std::string, std::int64_t, std::uint64_t, std::size_t, std::size_t,
-                               std::uintptr_t>;
+using TensorTuple =
+    std::tuple<std::string, std::int64_t, std::uint64_t, std::size_t, std::size_t, std::uintptr_t>;
 
 void add_file_unit(FileStore& store, std::size_t bytes, const std::vector<TensorTuple>& tensors) {
   std::vector<FileStore::Tensor> converted;
@@ -124,9 +124,8 @@ PYBIND11_MODULE(_native, module) {
   py::class_<HostDevice, Device, std::shared_ptr<HostDevice>>(module, "HostDevice")
       .def(py::init([](std::size_t memory_bytes, std::uint64_t link_bytes_per_second,
                        std::string faults, std::uint64_t random_delay_us, std::uint64_t seed) {
-             return std::make_shared<HostDevice>(
-                 HostDeviceOptions{memory_bytes, link_bytes_per_second, std::move(faults),
-                                   random_delay_us, seed});
+             return std::make_shared<HostDevice>(HostDeviceOptions{
+                 memory_bytes, link_bytes_per_second, std::move(faults), random_delay_us, seed});
            }),
            py::kw_only(), py::arg("memory_bytes") = 0, py::arg("link_bytes_per_second") = 0,
            py::arg("faults") = "", py::arg("random_delay_us") = 0, py::arg("seed") = 0)
@@ -180,11 +179,10 @@ PYBIND11_MODULE(_native, module) {
                  LayerStreamerOptions{slots, prefetch, std::move(resident), poison,
                                       option_number("event_log_entries", 1)});
            }),
-           py::arg("pool"), py::arg("store"), py::kw_only(), py::arg("slots"),
-           py::arg("prefetch"), py::arg("resident"), py::arg("poison"))
+           py::arg("pool"), py::arg("store"), py::kw_only(), py::arg("slots"), py::arg("prefetch"),
+           py::arg("resident"), py::arg("poison"))
       .def("window",
-           [](const std::shared_ptr<LayerStreamer>& streamer, std::size_t unit,
-              std::size_t bytes) {
+           [](const std::shared_ptr<LayerStreamer>& streamer, std::size_t unit, std::size_t bytes) {
              return Memory{streamer, reinterpret_cast<void*>(streamer->window(unit)), bytes};
            })
       .def(
@@ -193,18 +191,14 @@ PYBIND11_MODULE(_native, module) {
             streamer.acquire(unit, StreamHandle{stream}, travel);
           },
           py::call_guard<py::gil_scoped_release>())
-      .def("release",
-           [](LayerStreamer& streamer, std::size_t unit, std::uintptr_t stream) {
-             streamer.release(unit, StreamHandle{stream});
-           })
+      .def("release", [](LayerStreamer& streamer, std::size_t unit,
+                         std::uintptr_t stream) { streamer.release(unit, StreamHandle{stream}); })
       .def("invalidate", &LayerStreamer::invalidate)
       .def("drain", &LayerStreamer::drain, py::call_guard<py::gil_scoped_release>())
       .def("abandon", &LayerStreamer::abandon)
       .def("stats", [](const LayerStreamer& streamer) { return as_dict(streamer.stats()); })
-      .def("events",
-           [](const LayerStreamer& streamer, std::uint64_t from) {
-             return as_tuple(streamer.log().read(from));
-           })
+      .def("events", [](const LayerStreamer& streamer,
+                        std::uint64_t from) { return as_tuple(streamer.log().read(from)); })
       .def_property_readonly("bytes_on_device", &LayerStreamer::bytes_on_device)
       .def("check_invariants", &LayerStreamer::check_invariants);
 }

@@ -131,8 +131,8 @@ void LayerStreamer::release(std::size_t unit, StreamHandle stream) {
   log_instant(EventKind::kRelease, unit);
   if (options_.poison) {
     device_->wait(copy_stream_.handle(), slot.released.handle());
-    device_->fill(used.window->address(), kPoison, used.window->bytes(), copy_stream_.handle());
     drop(slot);
+    device_->fill(used.window->address(), kPoison, used.window->bytes(), copy_stream_.handle());
   }
 }
 
@@ -150,7 +150,9 @@ bool LayerStreamer::holds(std::size_t unit) const {
 void LayerStreamer::drop(Slot& slot) {
   if (!slot.fresh) return;
   slot.fresh = false;
-  log_instant(EventKind::kEvict, *slot.owner);
+  // In the copy stream, so that the eviction is logged behind a load that is still in flight.
+  device_->run([this, unit = *slot.owner] { log_instant(EventKind::kEvict, unit); },
+               copy_stream_.handle());
 }
 
 void LayerStreamer::start_load(std::size_t unit) {
@@ -161,8 +163,8 @@ void LayerStreamer::start_load(std::size_t unit) {
     throw InvalidArgument("acquire: unit " + std::to_string(unit) + " needs the slot of unit " +
                           std::to_string(*slot.owner) + ", which is still acquired");
   }
-  drop(slot);
   device_->wait(copies, slot.released.handle());
+  drop(slot);
   if (slot.owner.has_value() && *slot.owner != unit) {
     const LayerWindow& previous = *units_[*slot.owner].window;
     device_->rest(previous.address(), previous.bytes(), copies);
@@ -196,7 +198,7 @@ std::vector<std::size_t> LayerStreamer::upcoming(std::size_t unit, Travel travel
   const std::ptrdiff_t step = travel == Travel::kBackward ? -1 : 1;
   std::ptrdiff_t rank =
       travel == Travel::kBackward ? from - streamed_.begin() - 1 : after - streamed_.begin();
-  while (result.size() < std::min(options_.prefetch, streamed_.size())) {
+  while (result.size() + 1 < std::min(options_.slots, streamed_.size())) {
     if (travel == Travel::kForwardAround) rank %= std::max<std::ptrdiff_t>(count, 1);
     if (rank < 0 || rank >= count || streamed_[static_cast<std::size_t>(rank)] == unit) break;
     result.push_back(streamed_[static_cast<std::size_t>(rank)]);
@@ -206,8 +208,10 @@ std::vector<std::size_t> LayerStreamer::upcoming(std::size_t unit, Travel travel
 }
 
 void LayerStreamer::prefetch(std::size_t unit, Travel travel) {
+  if (options_.prefetch == 0) return;
   const std::vector<std::size_t> next = upcoming(unit, travel);
-  for (std::size_t i = 0; i < next.size(); ++i) {
+  std::size_t begun = 0;
+  for (std::size_t i = 0; i < next.size() && begun < options_.prefetch; ++i) {
     if (holds(next[i])) continue;
     const std::optional<std::size_t> owner = slots_[units_[next[i]].slot].owner;
     if (owner.has_value() && *owner != next[i]) {
@@ -218,6 +222,7 @@ void LayerStreamer::prefetch(std::size_t unit, Travel travel) {
     }
     try {
       start_load(next[i]);
+      ++begun;
     } catch (const DeviceError&) {
       break;  // not a fault of the unit that is being acquired; that one's own acquire tells
     }

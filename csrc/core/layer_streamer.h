@@ -10,6 +10,11 @@
 // unit's work, and the next load into that slot waits for it. The host waits for neither where
 // the device has streams of its own.
 //
+// [Note: looking ahead] An acquire begins the loads of the next units that are not on the device
+// yet, `prefetch` of them at most, as far ahead as the slots reach: K - 1 units. The farthest goes
+// into the slot that was released last and waits, by its event, for that unit's work to end. So
+// the link is busy from the second unit on after a turn-around, and every slot is used.
+//
 // [Note: turn-around] A released unit keeps its slot until another load needs it. When the
 // direction of travel turns (forward -> backward -> next forward) the K units behind us are
 // still there and are used without a load, hence 2 * (streamed - K) loads a micro-step. That
@@ -33,7 +38,7 @@ namespace trae_mem {
 
 struct LayerStreamerOptions {
   std::size_t slots = 4;       // K, shared by the streamed units
-  std::size_t prefetch = 2;    // loads begun ahead of the acquired unit; <= slots - 2
+  std::size_t prefetch = 2;    // most loads that an acquire begins ahead; <= slots - 2
   std::vector<bool> resident;  // one a unit; empty: none
   bool poison = false;         // fill a slot with NaN as soon as it is released
   std::size_t event_log_entries = 65536;
@@ -107,6 +112,7 @@ class LayerStreamer : public std::enable_shared_from_this<LayerStreamer> {
   void place_units(PagePool& pool);
   void start_load(std::size_t unit);               // with mutex_ held
   void prefetch(std::size_t unit, Travel travel);  // with mutex_ held
+  // The streamed units behind `unit` in the direction of travel that the slots could hold.
   [[nodiscard]] std::vector<std::size_t> upcoming(std::size_t unit, Travel travel) const;
   void drop(Slot& slot);  // its bytes are no longer the owner's
   [[nodiscard]] bool holds(std::size_t unit) const;

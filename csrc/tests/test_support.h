@@ -18,6 +18,9 @@
 #include <utility>
 #include <vector>
 
+// A designated initializer leaves the members that it does not name at their defaults: on purpose.
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+
 namespace trae_mem::test {
 
 // Holds whatever runs `task()` until `open()`. Opens itself when it goes, so that a failed test

@@ -21,14 +21,12 @@ def report(
     ] = None,
 ) -> None:
     """Draw the plots of a finished run again, print its tables, export its timeline."""
-    from rich.console import Console
-
     from trae_mem.recorder import chrome_trace as to_chrome_trace
     from trae_mem.report import plots, tables
     from trae_mem.report.events import read_events
     from trae_mem.report.summary import EVENTS, RunRecord
 
-    console = Console()
+    console = tables.make_console()
     record = RunRecord.read(folder)
     tables.print_summary(console, record)
     tables.print_checks(console, record)

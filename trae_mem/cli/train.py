@@ -63,11 +63,10 @@ def train(
 
 
 def _run(path: str, overrides: list[str], turns: int | None, json_path: str | None) -> RunRecord:
-    from rich.console import Console
-
     from trae_mem.config import load_config
+    from trae_mem.report.tables import make_console
 
-    console = Console()
+    console = make_console()
     settings = load_config(path, overrides)
     if turns is not None:
         record = _train_in_turns(settings, console, turns)

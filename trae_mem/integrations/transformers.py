@@ -18,7 +18,9 @@ class TraeMemCallback(TrainerCallback):
     call `trae_mem.enable(model)` before and give the Trainer a `TraeMemCallback()` for the logs
     alone: a model that is enabled already is left as it is, and stays enabled.
 
-    Logged are `trae_mem/bytes_on_device`, `trae_mem/loads` and `trae_mem/stall_share`.
+    Logged are `trae_mem/bytes_on_device`, `trae_mem/loads` and `trae_mem/stall_share`: they are in
+    `state.log_history` and in what callbacks behind this one are given. The reporters of
+    `report_to` stand before it and do not see them.
 
     Args:
         options: Those of `trae_mem.enable`.
@@ -38,9 +40,13 @@ class TraeMemCallback(TrainerCallback):
         logs, model = context.get("logs"), context["model"]
         if logs is not None and _streams(model):
             status = trae_mem.status(model)
-            logs["trae_mem/bytes_on_device"] = status.bytes_on_device
-            logs["trae_mem/loads"] = status.loads
-            logs["trae_mem/stall_share"] = status.stall_share
+            figures = {
+                "trae_mem/bytes_on_device": status.bytes_on_device,
+                "trae_mem/loads": status.loads,
+                "trae_mem/stall_share": status.stall_share,
+            }
+            logs.update(figures)
+            state.log_history[-1].update(figures)  # the Trainer has noted a copy already
 
     def on_train_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         if self._enabled_here:

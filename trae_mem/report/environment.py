@@ -16,7 +16,7 @@ def describe_environment(device: str) -> dict[str, Any]:
 
     environment: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.machine()}",

@@ -91,9 +91,7 @@ def memory_timeline(
     return figure
 
 
-def _draw_weights(
-    axes: Any, record: RunRecord, events: Sequence[Event], start: int
-) -> None:
+def _draw_weights(axes: Any, record: RunRecord, events: Sequence[Event], start: int) -> None:
     """The layers' weights: what is loaded, what may be, and what all of them would take."""
     total = record.model.get("layer_bytes", 0)
     if record.status is not None:
@@ -107,13 +105,14 @@ def _draw_weights(
         axes.fill_between(times, loaded, step="post", color=_SKY)
         axes.step(times, loaded, where="post", color=_BLUE, label="layer weights in slots")
         budget = record.status["bytes_on_device"]
-        name = f"on the device: {record.status['slots']} slots"
+        name = f"budget: {record.status['slots']} slots"
         if record.status["resident_units"]:
             name += f" and {record.status['resident_units']} resident units"
         axes.axhline(budget / _MIB, color=_RED, linestyle="--", label=_with_size(name, budget))
         cap = record.model.get("budget_bytes")
         if cap and cap <= 1.5 * total:  # a larger one would only flatten the curves
-            axes.axhline(cap / _MIB, color=_GREEN, linestyle="-.", label=_with_size("budget", cap))
+            label = _with_size("resource.budget", cap)
+            axes.axhline(cap / _MIB, color=_GREEN, linestyle="-.", label=label)
     axes.axhline(
         total / _MIB, color=_GREY, linestyle=":", label=_with_size("all layers resident", total)
     )
@@ -125,7 +124,7 @@ def _draw_weights(
 
 def _last_recorded(record: RunRecord) -> int:
     """Where the recorded events end: with the last step that they cover."""
-    covered = min(record.config.get("record_steps", len(record.steps)), len(record.steps))
+    covered = min(int(record.config["record_steps"]), len(record.steps))
     return record.steps[max(covered, 1) - 1].end_ns
 
 
@@ -168,9 +167,7 @@ def shown_steps(steps: Sequence[StepRecord], until_ns: int) -> list[StepRecord]:
     return [last]
 
 
-def layer_timeline(
-    events: Sequence[Event], steps: Sequence[StepRecord]
-) -> Figure:
+def layer_timeline(events: Sequence[Event], steps: Sequence[StepRecord]) -> Figure:
     """Time against layer: on the device, in use, loading, and compute waiting for a load."""
     until = max(event.end_ns for event in events)
     # The last release of a step may come a moment after the Trainer's own clock stopped.
@@ -192,7 +189,8 @@ def layer_timeline(
     for step in shown[1:]:
         axes.axvline((step.begin_ns - begin) / 1e9, color=_GREY, linestyle=":")
     numbers = " and ".join(str(step.step) for step in shown)
-    axes.set_title(f"Which layer was on the device when: step {numbers}")
+    plural = "s" if len(shown) > 1 else ""
+    axes.set_title(f"Which layer was on the device when: step{plural} {numbers}")
     axes.set_xlabel("seconds")
     axes.set_ylabel("layer")
     axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.1), ncols=4, frameon=False)

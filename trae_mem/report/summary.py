@@ -97,9 +97,7 @@ class RunRecord:
         """Writes `summary.json`; the steps become columns, which keeps long runs readable."""
         values = dataclasses.asdict(self)
         names = [f.name for f in dataclasses.fields(StepRecord)]
-        values["steps"] = {
-            name: [getattr(step, name) for step in self.steps] for name in names
-        }
+        values["steps"] = {name: [getattr(step, name) for step in self.steps] for name in names}
         values["summary"] = {
             "steps": len(self.steps),
             "first_loss": self.losses[0] if self.steps else None,

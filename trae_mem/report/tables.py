@@ -11,6 +11,12 @@ from trae_mem.report.summary import RunRecord, StepRecord
 from trae_mem.sizes import format_bytes
 
 
+def make_console() -> Console:
+    """Standard output: as wide as the terminal, wide enough for our tables when it is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
 def mean_loss(steps: list[StepRecord], count: int = 3) -> tuple[float, float]:
     """Means of the first and the last `count` losses: single ones are noisy."""
     losses = [step.loss for step in steps]

@@ -1,4 +1,4 @@
-"""The `training:` section: any name of `transformers.TrainingArguments`, checked by its own type."""
+"""The `training:` section: any name of `transformers.TrainingArguments`, checked by its type."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REFUSED = {
     "fsdp": "training is on one device for now",
     "fsdp_config": "training is on one device for now",
     "deepspeed": "training is on one device for now",
-    "auto_find_batch_size": "a batch size must be chosen: retries would train the first steps twice",
+    "auto_find_batch_size": "choose a batch size: a retry would train the first steps twice",
     "torch_compile": "compiling a streamed model is not tried yet",
 }
 
@@ -80,9 +80,7 @@ def _accepts(annotation: Any, kind: type) -> bool:
 def _converted(section: Mapping[str, Any]) -> dict[str, Any]:
     """The values as TrainingArguments' own types ("2e-4" in quotes becomes a number)."""
     types = {field.name: field.type for field in dataclasses.fields(TrainingArguments)}
-    return {
-        name: _adapter(types[name]).validate_python(value) for name, value in section.items()
-    }
+    return {name: _adapter(types[name]).validate_python(value) for name, value in section.items()}
 
 
 def build_arguments(config: RunConfig, device: str) -> TrainingArguments:

@@ -199,7 +199,8 @@ def _take_turns(ours: Variant, theirs: Variant, console: Console) -> None:
         while more:
             # A B, B A, A B: what the first of a pair gains or loses evens out.
             pair = (ours, theirs) if len(ours.steps) % 2 == 0 else (theirs, ours)
-            more = all([variant.turn() for variant in pair])
+            for variant in pair:
+                more = variant.turn()
             line.show(len(ours.steps), _live_text(ours.steps[-1], theirs.steps[-1]))
     for variant in (ours, theirs):
         variant.let_go()
@@ -250,7 +251,7 @@ def _figures(record: RunRecord) -> dict[str, Any]:
     return {
         "layer_bytes_on_device": on_device,
         "layers": layers,
-        "layers_on_device": round(layers * share, 2),
+        "layers_on_device": round(layers * share, 1),  # slots are rounded up to their alignment
         "peak_rss_bytes": record.peak_rss_bytes,
         "median_step_seconds": median_step_seconds(record.steps),
         "stall_share": record.stall_share,

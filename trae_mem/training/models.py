@@ -114,10 +114,11 @@ def repeated_blocks(model: Any) -> list[Any]:
     """The repeated layers: the modules of the ModuleList that holds most parameters."""
     from torch import nn
 
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists: list[Any] = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         return []
-    return list(max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters())))
+    largest: Any = max(lists, key=lambda found: sum(p.numel() for p in found.parameters()))
+    return list(largest)
 
 
 def layer_weight_bytes(model: Any) -> int:

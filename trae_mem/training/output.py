@@ -1,4 +1,4 @@
-"""The output folder: made and tried at the start, so that a run does not fail where it would save."""
+"""The output folder: made and tried at the start, so that no run fails where it would save."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,7 @@ from trae_mem.training.steps import Counters, StepLossTrainer, StepRecorder
 from trae_mem.training.turns import TurnTaker
 
 
-def run_training(
-    config: RunConfig, console: Console, channel: Channel | None = None
-) -> RunRecord:
+def run_training(config: RunConfig, console: Console, channel: Channel | None = None) -> RunRecord:
     """Trains, saves, and returns the record that it also wrote to `summary.json`.
 
     Args:
@@ -106,6 +105,8 @@ def _quiet_libraries() -> None:
     """Our own lines say what is going on; the libraries' bars and notices would tear them."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    # Renamed in a later 5.x; PEFT and configurations for any 5.x use the name that all know.
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*")
 
 
 class _Session:
@@ -143,7 +144,8 @@ class _Session:
         # Seeded here and not earlier, so that LoRA starts the same whatever loading drew.
         set_seed(self.config.seed)
         self.model = models.add_lora(model, section)
-        if self.arguments.gradient_checkpointing:
+        names = ("gradient_checkpointing", "activation_checkpointing")
+        if any(getattr(self.arguments, name, False) for name in names):
             self.model.enable_input_require_grads()  # else reentrant checkpointing trains nothing
         self._describe_model(checkpoint)
         if section.enable_lazy_load:

@@ -1,6 +1,6 @@
 """Runs make targets one after another, each to its end, and sums up what they found.
 
-    python tools/test_stages.py make lint test-native …
+    python tools/run_stages.py make lint test-native …
 
 A stage that fails does not stop the next ones: one run tells everything. The last line adds up
 the tests that GoogleTest and pytest report in `build/test-results/*.xml`.
@@ -44,7 +44,9 @@ def main() -> int:
     for stage in stages:
         print(f"== {stage}", flush=True)
         begin = time.monotonic()
-        status = subprocess.run([make, "--no-print-directory", stage]).returncode
+        # Open descriptors are passed on: among them is the parent make's job server.
+        command = [make, "--no-print-directory", stage]
+        status = subprocess.run(command, close_fds=False).returncode
         failed_stages += status != 0
         word = "FAILED" if status else "ok"
         lines.append(f"{stage:<12} {word:<6} {time.monotonic() - begin:6.1f} s")

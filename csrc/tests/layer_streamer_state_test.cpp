@@ -1,0 +1,264 @@
+// Acquired, released, changed, poisoned: the states of a unit, the log of them and the counts.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+
+#include "streamer_fixture.h"
+
+namespace trae_mem::test {
+namespace {
+
+class StreamerStateTest : public StreamerTest {
+ protected:
+  // Units 0 and 2 share a slot, unit 1 has the other; nothing is prefetched.
+  void make_three_units(bool poison = false) {
+    make({.unit_bytes = equal_units(3), .slots = 2, .prefetch = 0, .poison = poison});
+  }
+  [[nodiscard]] std::vector<std::byte> window_bytes(std::size_t unit) const {
+    const auto* begin = reinterpret_cast<const std::byte*>(streamer_->window(unit));
+    return {begin, begin + store_->unit_bytes(unit)};
+  }
+  // The log as "load 0, acquire 0, …".
+  [[nodiscard]] std::string story() const {
+    constexpr std::array<const char*, 5> kNames = {"load", "acquire", "release", "stall", "evict"};
+    std::string result;
+    for (const LogEntry& entry : log()) {
+      if (!result.empty()) result += ", ";
+      result += kNames.at(static_cast<std::size_t>(entry.kind));
+      result += " " + std::to_string(entry.unit);
+    }
+    return result;
+  }
+};
+
+// --- acquire and release -------------------------------------------------------------------------
+
+TEST_F(StreamerStateTest, AUnitWhoseSlotAnotherAcquiredUnitHasIsRefused) {
+  make_three_units();
+  streamer_->acquire(0, compute(), Travel::kForward);
+  const std::string message =
+      message_of<InvalidArgument>([this] { streamer_->acquire(2, compute(), Travel::kForward); });
+  EXPECT_NE(message.find("unit 2 needs the slot of unit 0"), std::string::npos) << message;
+  streamer_->check_invariants();
+  run_unit(0, compute());  // untouched
+  streamer_->release(0, compute());
+  use(2);
+  finish_compute();
+  EXPECT_EQ(computed(), 2);
+}
+
+TEST_F(StreamerStateTest, ReleasingAUnitThatIsNotAcquiredDoesNothing) {
+  make_three_units();
+  streamer_->release(1, compute());
+  EXPECT_EQ(story(), "");
+  use(0);
+  streamer_->drain();
+  const std::string before = story();
+  streamer_->release(0, compute());
+  EXPECT_EQ(story(), before);
+  streamer_->check_invariants();
+}
+
+TEST_F(StreamerStateTest, AReleasedUnitIsStillThere) {
+  make_three_units();
+  for (int i = 0; i < 5; ++i) use(0);
+  finish_compute();
+  EXPECT_EQ(streamer_->stats().loads, 1U);
+}
+
+TEST_F(StreamerStateTest, UnitsThatDoNotExistAreRefused) {
+  make_three_units();
+  EXPECT_THROW(streamer_->acquire(3, compute(), Travel::kForward), std::out_of_range);
+  EXPECT_THROW(streamer_->release(3, compute()), std::out_of_range);
+  EXPECT_THROW(streamer_->invalidate(3), std::out_of_range);
+}
+
+// --- changed units -------------------------------------------------------------------------------
+
+TEST_F(StreamerStateTest, AChangedUnitIsLoadedBeforeItsNextUse) {
+  make({.unit_bytes = equal_units(3), .resident = resident_units(3, {2})});
+  for (const std::size_t unit : {0U, 2U}) {  // a streamed and a resident one
+    for (int i = 0; i < 3; ++i) {
+      use(unit);
+      finish_compute();
+      store_->change(unit);
+      streamer_->invalidate(unit);
+      streamer_->check_invariants();
+    }
+    use(unit);
+  }
+  finish_compute();
+  EXPECT_EQ(computed(), 8);
+}
+
+TEST_F(StreamerStateTest, InvalidatingAUnitThatIsNotLoadedDoesNothing) {
+  make_three_units();
+  use(0);
+  finish_compute();
+  streamer_->invalidate(2);  // in the slot of 0
+  streamer_->invalidate(1);
+  use(0);
+  EXPECT_EQ(streamer_->stats().loads, 1U);
+}
+
+TEST_F(StreamerStateTest, AnAcquiredUnitCannotBeInvalidated) {
+  make_three_units();
+  streamer_->acquire(0, compute(), Travel::kForward);
+  EXPECT_THROW(streamer_->invalidate(0), InvalidArgument);
+  streamer_->release(0, compute());
+  streamer_->invalidate(0);
+}
+
+// --- poison --------------------------------------------------------------------------------------
+
+TEST_F(StreamerStateTest, AReleasedWindowReadsAsNaNUntilItIsLoadedAgain) {
+  make_three_units(/*poison=*/true);
+  use(0);
+  streamer_->drain();
+  const auto words = window_bytes(0);
+  EXPECT_EQ(words, std::vector<std::byte>(words.size(), std::byte{0xFF}));
+  use(0);
+  finish_compute();
+  EXPECT_EQ(computed(), 2);
+  EXPECT_EQ(streamer_->stats().loads, 2U);
+}
+
+TEST_F(StreamerStateTest, WithPoisonEveryUseSeesItsBytes) {
+  make({.unit_bytes = equal_units(7), .resident = resident_units(7, {3}), .poison = true});
+  for (int step = 0; step < 3; ++step) train_step(compute());
+  finish_compute();
+  EXPECT_EQ(computed(), 3 * 14);
+}
+
+// --- the log and the counts ----------------------------------------------------------------------
+
+TEST_F(StreamerStateTest, TheLogTellsWhatHappened) {
+  make_three_units();
+  for (const std::size_t unit : {0U, 2U, 0U}) {
+    use(unit, Travel::kForward, kCallerStream);
+    streamer_->drain();
+  }
+  streamer_->acquire(0, kCallerStream, Travel::kForward);  // a hit
+  streamer_->release(0, kCallerStream);
+  std::string text = story();
+  // Whether the first uses stalled depends on how fast their loads were.
+  for (const std::string stall : {"stall 0, ", "stall 2, "}) {
+    for (std::size_t at = text.find(stall); at != std::string::npos; at = text.find(stall)) {
+      text.erase(at, stall.size());
+    }
+  }
+  EXPECT_EQ(text,
+            "load 0, acquire 0, release 0, evict 0, load 2, acquire 2, release 2, evict 2, "
+            "load 0, acquire 0, release 0, acquire 0, release 0");
+  for (const LogEntry& entry : log()) {
+    EXPECT_EQ(entry.slot, 0U);
+    EXPECT_EQ(entry.bytes, entry.kind == EventKind::kLoad ? 4096U : 0U);
+    const bool lasts = entry.kind == EventKind::kLoad || entry.kind == EventKind::kStall;
+    EXPECT_TRUE(lasts ? entry.begin_ns <= entry.end_ns : entry.begin_ns == entry.end_ns);
+  }
+}
+
+TEST_F(StreamerStateTest, PoisonAndInvalidationAreEvictions) {
+  for (const bool poison : {true, false}) {
+    make_three_units(poison);
+    use(0, Travel::kForward, kCallerStream);
+    if (!poison) {
+      streamer_->invalidate(0);
+      streamer_->invalidate(0);  // once is enough
+    }
+    streamer_->drain();
+    EXPECT_TRUE(story().ends_with("acquire 0, release 0, evict 0")) << story();
+  }
+}
+
+// A reader of the log counts a unit as on the device from its load to its eviction.
+TEST_F(StreamerStateTest, InTheLogASlotNeverHasTwoUnits) {
+  make({.unit_bytes = equal_units(9), .random_delay_us = 100, .seed = 3});
+  Gate gate;
+  store_->before_loads([task = gate.task()](std::size_t unit) {
+    if (unit == 7) task();
+  });
+  use(5);                     // asks for 6 and 7
+  use(4, Travel::kBackward);  // asks for 3, which takes the slot of 7 while 7 is being loaded
+  gate.open();
+  train_step(compute());
+  finish_compute();
+  streamer_->drain();
+  std::map<std::uint32_t, std::uint32_t> owner;  // slot -> unit
+  for (const LogEntry& entry : log()) {
+    if (entry.kind == EventKind::kLoad) {
+      EXPECT_TRUE(owner.try_emplace(entry.slot, entry.unit).second)
+          << "unit " << entry.unit << " was loaded into the slot of " << owner[entry.slot];
+    } else if (entry.kind == EventKind::kEvict) {
+      EXPECT_EQ(owner[entry.slot], entry.unit);
+      owner.erase(entry.slot);
+    }
+  }
+  EXPECT_EQ(owner.size(), 4U);
+}
+
+TEST_F(StreamerStateTest, AcquiresAreHitsAndStalls) {
+  make({.unit_bytes = equal_units(10)});
+  Gate gate;
+  store_->before_loads([task = gate.task()](std::size_t) { task(); });
+  use(0);
+  StreamerStats stats = streamer_->stats();
+  EXPECT_EQ(stats.stalls, 1U);  // its load was held
+  EXPECT_EQ(stats.hits, 0U);
+  gate.open();
+  streamer_->drain();
+  use(1, Travel::kForward, kCallerStream);
+  stats = streamer_->stats();
+  EXPECT_EQ(stats.stalls, 1U);
+  EXPECT_EQ(stats.hits, 1U);  // its load was done
+  for (int step = 0; step < 2; ++step) train_step(kCallerStream);
+  streamer_->drain();
+  stats = streamer_->stats();
+  EXPECT_EQ(stats.acquires, 42U);
+  EXPECT_EQ(stats.hits + stats.stalls, stats.acquires);
+  EXPECT_EQ(stats.load_bytes, stats.loads * 4096);
+  EXPECT_EQ(stats.loads, store_->requested().size());
+  EXPECT_GT(stats.load_ns, 0);
+  EXPECT_GT(stats.stall_ns, 0);
+}
+
+TEST_F(StreamerStateTest, TheTimesOfLoadsAndStallsAreThoseOfTheLog) {
+  make({.unit_bytes = equal_units(10)});
+  for (int step = 0; step < 2; ++step) train_step(kCallerStream);
+  streamer_->drain();
+  std::int64_t load_ns = 0;
+  std::int64_t stall_ns = 0;
+  for (const LogEntry& entry : log()) {
+    if (entry.kind == EventKind::kLoad) load_ns += entry.end_ns - entry.begin_ns;
+    if (entry.kind == EventKind::kStall) stall_ns += entry.end_ns - entry.begin_ns;
+  }
+  EXPECT_EQ(streamer_->stats().load_ns, load_ns);
+  EXPECT_EQ(streamer_->stats().stall_ns, stall_ns);
+}
+
+// --- a forked child ------------------------------------------------------------------------------
+
+TEST_F(StreamerStateTest, AChildProcessGoesOnOnceItHasAbandonedTheStreamer) {
+  make_three_units();
+  use(0);
+  finish_compute();
+  streamer_->drain();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // joining threads that a child does not have would never end
+    streamer_->abandon();
+    streamer_.reset();
+    _exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+  use(2);
+  finish_compute();
+  EXPECT_EQ(computed(), 2);
+}
+
+}  // namespace
+}  // namespace trae_mem::test

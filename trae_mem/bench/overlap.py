@@ -1,0 +1,329 @@
+"""How well loads hide behind compute, at links that are quick, just right, and too slow.
+
+A Llama-shaped model is trained with LoRA, all resident and streamed over a throttled link, in
+turns. Two times bound a step from below: its compute, which is the resident model's step time,
+and its transfer, which is the time that the same loads take over the same link when nothing is
+computed. `efficiency = max(compute, transfer) / step time`.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+
+import trae_mem
+from trae_mem.bench.harness import Outcome, Report, at_least, at_most, quiet_collector, spread
+from trae_mem.bench.models import (
+    LlamaShape,
+    add_adapters,
+    digest,
+    loss_of,
+    random_llama,
+    tokens,
+    trainable,
+)
+from trae_mem.bench.schedule import ideal_step_seconds
+from trae_mem.native import load_native
+from trae_mem.report.summary import Check
+from trae_mem.runtime import Runtime, find_runtime
+
+EFFICIENCY_BOUND = 0.95
+CHECKED_PREFETCH = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured."""
+
+    shape: LlamaShape = field(default_factory=lambda: LlamaShape(96, 384, 1024))
+    batch: int = 2
+    length: int = 32  # tokens
+    ratios: tuple[float, ...] = (0.5, 1.0, 2.0)  # transfer / compute
+    prefetches: tuple[int, ...] = (0, 1, 2, 4)
+    rounds: int = 5
+    calibration_steps: int = 3
+    # A GPU's compute leaves the cores to the copies; with one thread, so does ours.
+    threads: int = 1
+
+
+QUICK = Settings(rounds=2, calibration_steps=2)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one training step."""
+
+    forward: float
+    backward: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.forward + self.backward + self.optimizer
+
+
+class Trainee:
+    """A model in training; all that are compared see the same tokens in the same order."""
+
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        self.model = model
+        self.losses: list[float] = []
+        self.adapters: list[str] = []  # a digest of them after each step
+        self._settings = settings
+        self._optimizer = torch.optim.AdamW(trainable(model), lr=1e-3, fused=True)
+
+    def step(self) -> StepTimes:
+        """Trains one step."""
+        shape, batch = self._settings.shape, self._settings.batch
+        ids = tokens(len(self.losses), batch, self._settings.length, shape.vocabulary)
+        self._optimizer.zero_grad()
+        times = [time.perf_counter()]
+        loss = loss_of(self.model, ids)
+        times.append(time.perf_counter())
+        loss.backward()  # type: ignore[no-untyped-call]
+        times.append(time.perf_counter())
+        self._optimizer.step()
+        times.append(time.perf_counter())
+        self.losses.append(loss.item())
+        self.adapters.append(digest(trainable(self.model)))
+        return StepTimes(*(end - begin for begin, end in zip(times, times[1:], strict=False)))
+
+
+class Contender(Trainee):
+    """A streamed model, and what was measured of it at the current link speed."""
+
+    def __init__(self, model: nn.Module, settings: Settings, prefetch: int) -> None:
+        super().__init__(model, settings)
+        self.prefetch = prefetch
+        self.runtime: Runtime
+        self.rounds: list[dict[str, float]] = []
+        self.loads: list[int] = []  # in each measured step
+
+    def connect(self, link_bytes_per_second: int) -> None:
+        """Streams over a link of that speed from now on, and takes a step to fill the slots."""
+        device = load_native().HostDevice(link_bytes_per_second=link_bytes_per_second)
+        trae_mem.enable(self.model, prefetch=self.prefetch, device=device, source="ram")
+        runtime = find_runtime(self.model)
+        assert runtime is not None
+        self.runtime, self.rounds, self.loads = runtime, [], []
+        self.step()
+
+    @property
+    def expected_loads(self) -> int:
+        """The loads of a step: at each turn-around the units in slots are used again."""
+        return loads_of_step(len(self.runtime.packs), self.prefetch)
+
+    def measured_step(self) -> float:
+        """Trains one step and counts its loads; seconds."""
+        before = trae_mem.status(self.model).loads
+        seconds = self.step().total
+        self.loads.append(trae_mem.status(self.model).loads - before)
+        return seconds
+
+    def seconds_per_load(self) -> float:
+        """The loads of one step through the same engine and link, with no compute in between."""
+        engine, travel = self.runtime.streamer, load_native().Travel
+        units = range(len(self.runtime.packs))
+        begin = time.perf_counter()
+        for order, direction in ((units, travel.FORWARD), (units[::-1], travel.BACKWARD)):
+            for unit in order:
+                engine.acquire(unit, 0, direction)
+                engine.release(unit, 0)
+        return (time.perf_counter() - begin) / self.expected_loads
+
+
+def loads_of_step(units: int, prefetch: int) -> int:
+    """Loads of a training step with prefetch + 2 slots."""
+    return 2 * (units - min(prefetch + 2, units))
+
+
+def run(settings: Settings) -> Outcome:
+    """Measures every prefetch at every link speed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(settings.threads)
+    try:
+        with quiet_collector():
+            return _run(settings)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(settings: Settings) -> Outcome:
+    model = add_adapters(random_llama(settings.shape, torch.float32))
+    initial = [parameter.detach().clone() for parameter in trainable(model)]
+    contenders = [Contender(copy.deepcopy(model), settings, n) for n in settings.prefetches]
+    resident = Trainee(model, settings)
+    points = []
+    for ratio in settings.ratios:
+        points += _at_ratio(ratio, resident, contenders, settings)
+    results = {
+        "points": points,
+        "steps_compared": sum(len(contender.losses) for contender in contenders),
+        "first_loss": resident.losses[0],
+        "last_loss": resident.losses[-1],
+    }
+    unchanged = sum(map(torch.equal, initial, trainable(model)))
+    return Outcome(asdict(settings), results, _checks(points, resident, contenders, unchanged))
+
+
+def _at_ratio(
+    ratio: float, resident: Trainee, contenders: list[Contender], settings: Settings
+) -> list[dict[str, Any]]:
+    """One link speed, every prefetch: in turns with the resident model, A B A C A D A."""
+    calibration = [resident.step().total for _ in range(settings.calibration_steps)]
+    compute = statistics.median(calibration)
+    link = _link_speed(ratio * compute, resident.model, settings)
+    for contender in contenders:
+        contender.connect(link)
+    clock = next((c for c in contenders if c.prefetch == CHECKED_PREFETCH), contenders[-1])
+    for number in range(settings.rounds):
+        seconds_per_load = clock.seconds_per_load()
+        before = resident.step()
+        for contender in contenders[:: -1 if number % 2 else 1]:
+            streamed = contender.measured_step()
+            after = resident.step()
+            contender.rounds.append(_round_of(contender, before, streamed, after, seconds_per_load))
+            before = after
+    points = [_point(ratio, link, contender, settings) for contender in contenders]
+    for contender in contenders:
+        trae_mem.disable(contender.model)
+    return points
+
+
+def _link_speed(seconds: float, model: nn.Module, settings: Settings) -> int:
+    """Bytes a second with which the loads of the checked prefetch take that long."""
+    unit = sum(
+        parameter.numel() * parameter.element_size()
+        for name, parameter in model.named_parameters()
+        if ".layers.0." in name and not parameter.requires_grad
+    )
+    return int(unit * loads_of_step(settings.shape.layers, CHECKED_PREFETCH) / seconds)
+
+
+def _round_of(
+    contender: Contender,
+    before: StepTimes,
+    streamed: float,
+    after: StepTimes,
+    seconds_per_load: float,
+) -> dict[str, float]:
+    """One streamed step between two resident ones."""
+    compute = (before.total + after.total) / 2
+    transfer = seconds_per_load * contender.expected_loads
+    return {
+        "compute": compute,
+        "forward": (before.forward + after.forward) / 2,
+        "backward": (before.backward + after.backward) / 2,
+        "transfer": transfer,
+        "step": streamed,
+        "efficiency": max(compute, transfer) / streamed,
+        "step_over_resident": streamed / compute,
+        "transfer_over_compute": transfer / compute,
+    }
+
+
+def _point(ratio: float, link: int, contender: Contender, settings: Settings) -> dict[str, Any]:
+    def over_rounds(key: str) -> list[float]:
+        return [measured[key] for measured in contender.rounds]
+
+    units, slots = len(contender.runtime.packs), contender.runtime.slots
+    forward, backward, compute, transfer = (
+        statistics.median(over_rounds(key)) for key in ("forward", "backward", "compute", "transfer")
+    )
+    load = transfer / contender.expected_loads
+    ideal = ideal_step_seconds(
+        forward / units, backward / units, load, units, slots, contender.prefetch
+    ) + (compute - forward - backward)
+    return {
+        "ratio": ratio,
+        "prefetch": contender.prefetch,
+        "slots": slots,
+        "link_bytes_per_second": link,
+        "loads_per_step": contender.expected_loads,
+        "steps_with_other_loads": sum(n != contender.expected_loads for n in contender.loads),
+        "seconds_per_load": load,
+        "nominal_seconds_per_load": max(pack.bytes for pack in contender.runtime.packs) / link,
+        **{
+            f"{key}_seconds": spread(over_rounds(key))
+            for key in ("compute", "forward", "backward", "transfer", "step")
+        },
+        **{
+            key: spread(over_rounds(key))
+            for key in ("efficiency", "step_over_resident", "transfer_over_compute")
+        },
+        "efficiency_of_ideal_engine": max(compute, transfer) / ideal,
+    }
+
+
+def _checks(
+    points: list[dict[str, Any]], resident: Trainee, contenders: list[Contender], unchanged: int
+) -> list[Check]:
+    def differing(of: str) -> int:
+        theirs: list[Any] = getattr(resident, of)
+        return sum(
+            ours != other
+            for contender in contenders
+            for ours, other in zip(getattr(contender, of), theirs, strict=False)
+        )
+
+    return [
+        *(
+            at_least(
+                f"efficiency, transfer {point['ratio']:g} x compute, prefetch {CHECKED_PREFETCH}",
+                point["efficiency"]["median"],
+                EFFICIENCY_BOUND,
+            )
+            for point in points
+            if point["prefetch"] == CHECKED_PREFETCH
+        ),
+        at_most("steps whose loss differs from all resident", differing("losses"), 0),
+        at_most("steps whose adapters differ from all resident", differing("adapters"), 0),
+        at_most("adapter tensors that training left unchanged", unchanged, 0),
+        at_most(
+            "steps with other than 2 x (units - slots) loads",
+            sum(point["steps_with_other_loads"] for point in points),
+            0,
+        ),
+    ]
+
+
+def table(report: Report) -> Table:
+    """The results, a row for each link speed and prefetch."""
+    shown = Table(title="Overlap of loads and compute (medians)", title_justify="left")
+    for column in (
+        "transfer / compute",
+        "prefetch",
+        "slots",
+        "compute s",
+        "transfer s",
+        "step s",
+        "step / resident",
+        "efficiency",
+        "quartiles",
+        "ideal engine",
+    ):
+        shown.add_column(column, justify="right")
+    for point in report["results"]["points"]:
+        efficiency = point["efficiency"]
+        shown.add_row(
+            f"{point['transfer_over_compute']['median']:.2f}",
+            str(point["prefetch"]),
+            str(point["slots"]),
+            *(
+                f"{point[key]['median']:.3f}"
+                for key in ("compute_seconds", "transfer_seconds", "step_seconds")
+            ),
+            f"{point['step_over_resident']['median']:.3f}",
+            f"{efficiency['median']:.3f}",
+            f"{efficiency['q1']:.3f} - {efficiency['q3']:.3f}",
+            f"{point['efficiency_of_ideal_engine']:.3f}",
+        )
+    return shown
