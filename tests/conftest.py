@@ -13,8 +13,6 @@ import torch
 torch.set_num_threads(1)
 
 
-
-
 def pytest_configure(config):
     # The old name works in each version of transformers that we support, the new one does not.
     for name in ("gradient_checkpointing_enable", "is_gradient_checkpointing"):

@@ -11,6 +11,7 @@ import peft
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 UNITS = 7
 VOCABULARY = 61
@@ -19,9 +20,7 @@ VOCABULARY = 61
 def _llama(**changes) -> nn.Module:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     settings = {**sizes, "num_key_value_heads": 2, "num_hidden_layers": UNITS, **changes}
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=64, **settings
-    )
+    config = transformers.LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **settings)
     return transformers.LlamaForCausalLM(config)
 
 
@@ -38,9 +37,7 @@ def _bert(**changes) -> nn.Module:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     settings = {**sizes, **dropout, "num_hidden_layers": UNITS, **changes}
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=64, **settings
-    )
+    config = transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **settings)
     return transformers.BertForMaskedLM(config)
 
 
@@ -187,6 +184,21 @@ class Stack(nn.Module):
         x = self.inlet(x)
         for block in self.blocks:
             x = block(x)
+        return self.outlet(x)
+
+
+class GroupedStack(Stack):
+    """Checkpoints groups of blocks, not single ones."""
+
+    def __init__(self, group: int, use_reentrant: bool) -> None:
+        super().__init__()
+        self.group, self.use_reentrant = group, use_reentrant
+
+    def forward(self, x):
+        x = self.inlet(x).requires_grad_()
+        for start in range(0, UNITS, self.group):
+            part = nn.Sequential(*self.blocks[start : start + self.group])
+            x = checkpoint(part, x, use_reentrant=self.use_reentrant)
         return self.outlet(x)
 
 

@@ -273,14 +273,14 @@ def state_with_strides(model):
 class ManyDtypes(Block):
     def __init__(self):
         super().__init__()
-        self.half = nn.Parameter(torch.randn(3).bfloat16(), requires_grad=False)
+        self.brain = nn.Parameter(torch.randn(3).bfloat16(), requires_grad=False)
         self.register_buffer("flags", torch.tensor([True, False, True]))
         self.register_buffer("count", torch.tensor(3))
         self.register_buffer("codes", torch.arange(5, dtype=torch.uint8), persistent=False)
 
     def forward(self, x):
         x = super().forward(x)
-        return x + self.half.sum() * self.flags.sum() / self.count + self.codes.sum()
+        return x + self.brain.sum() * self.flags.sum() / self.count + self.codes.sum()
 
 
 def test_weights_of_many_dtypes_and_sizes(debug):
@@ -312,7 +312,24 @@ def test_functions_that_keep_weights_as_attributes(debug):
 # --- buffers that forward writes -----------------------------------------------------------------
 
 
+class Averages(Block):
+    """Keeps statistics of its input, written in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("average", torch.zeros(WIDTH))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.average.mul_(0.9).add_(x.detach().mean((0, 1)), alpha=0.1)
+            self.count += 1
+        return super().forward(x) - self.average / self.count
+
+
 class Normalizes(Block):
+    """The same, but by a kernel that leaves no trace of it."""
+
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(WIDTH).requires_grad_(False)
@@ -321,52 +338,48 @@ class Normalizes(Block):
         return super().forward(self.norm(x.flatten(0, 1)).view_as(x))
 
 
-def test_running_statistics_are_written_back(debug):
-    model = trae_mem.enable(Stack(Normalizes))
-    stack_step(model)
-    # Mean and variance of WIDTH float32 each, and a count of 8 bytes.
-    assert trae_mem.status(model).written_back_bytes == UNITS * (2 * WIDTH * 4 + 8)
-    assert_same_training(lambda: Stack(Normalizes), debug)
+@pytest.mark.parametrize("block", [Averages, Normalizes])
+def test_statistics_that_forward_writes_are_kept(block, debug):
+    assert_same_training(lambda: Stack(block), debug)
 
 
-def test_running_statistics_stay_as_they_are_in_evaluation(debug):
-    resident, model = Stack(Normalizes), trae_mem.enable(Stack(Normalizes), debug=debug)
-    stack_step(resident)
+def test_statistics_are_written_back_to_where_they_rest(debug):
+    model = trae_mem.enable(Stack(Averages), debug=debug)
     stack_step(model)
+    assert trae_mem.status(model).written_back_bytes == UNITS * (4 * WIDTH + 8)
+    rests = trae_mem.runtime.find_runtime(model).store.hosts
+    for block, hosts in zip(model.blocks, rests, strict=True):
+        assert block.average.data_ptr() in [host.data_ptr() for host in hosts]
+        assert block.count.item() == 1
+
+
+@pytest.mark.parametrize("block", [Averages, Normalizes])
+def test_statistics_that_are_only_read_are_not_written_back(block, debug):
+    resident, model = Stack(block), trae_mem.enable(Stack(block), debug=debug)
+    for each in (resident, model):
+        stack_step(each)
+        each.eval()
     written = trae_mem.status(model).written_back_bytes
-    with torch.no_grad():
-        assert_same_tensors([model.eval()(numbers())], [resident.eval()(numbers())])
+    assert_same_tensors(stack_step(model), stack_step(resident))
     assert trae_mem.status(model).written_back_bytes == written
 
 
-def shared_norm():
-    stack = Stack(Normalizes)
+def shared_average():
+    stack = Stack(Averages)
     for block in stack.blocks[1:]:
-        block.norm = stack.blocks[0].norm
+        block.average, block.count = stack.blocks[0].average, stack.blocks[0].count
     return stack
 
 
-class EvaluatesAllButLast(Stack):
-    """Of the blocks that share their statistics only the last one writes them."""
-
-    def forward(self, x):
-        self.blocks[:-1].eval()
-        x = self.inlet(x)
-        for index, block in enumerate(self.blocks):
-            block.norm.train(index == UNITS - 1)
-            x = block(x)
-        return self.outlet(x)
-
-
-def shared_norm_written_by_one():
-    stack = EvaluatesAllButLast(Normalizes)
-    for block in stack.blocks[1:]:
-        block.norm = stack.blocks[0].norm
+def average_that_the_last_block_writes():
+    stack = shared_average()
+    stack.blocks[:-1].eval()
+    stack.blocks[0].count.add_(1)
     return stack
 
 
-@pytest.mark.parametrize("make", [shared_norm, shared_norm_written_by_one])
-def test_running_statistics_that_blocks_share(make, debug):
+@pytest.mark.parametrize("make", [shared_average, average_that_the_last_block_writes])
+def test_statistics_that_blocks_share(make, debug):
     assert_same_training(make, debug)
 
 

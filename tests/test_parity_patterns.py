@@ -6,6 +6,7 @@ import pytest
 import torch
 from models import (
     UNITS,
+    GroupedStack,
     Stack,
     add_lora,
     assert_same_tensors,
@@ -23,35 +24,29 @@ from models import (
     train,
     use_checkpointing,
 )
-from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import trae_mem
 
 
-class GroupedStack(Stack):
-    """Checkpoints groups of blocks, not single ones."""
-
-    def __init__(self, group: int, use_reentrant: bool) -> None:
-        super().__init__()
-        self.group, self.use_reentrant = group, use_reentrant
-
-    def forward(self, x):
-        x = self.inlet(x).requires_grad_()
-        for start in range(0, UNITS, self.group):
-            part = nn.Sequential(*self.blocks[start : start + self.group])
-            x = checkpoint(part, x, use_reentrant=self.use_reentrant)
-        return self.outlet(x)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("group", [2, 3, 5, UNITS])
+@pytest.mark.parametrize("group", [1, 2, 3, 5, UNITS])
 def test_checkpoints_over_groups_of_blocks(group, use_reentrant, debug):
     resident = GroupedStack(group, use_reentrant)
     model = trae_mem.enable(GroupedStack(group, use_reentrant), prefetch=1, debug=debug)
     assert trae_mem.status(model).slots == 3
     for seed in range(3):
         assert_same_tensors(stack_step(model, seed), stack_step(resident, seed))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_checkpointed_block_is_used_once_in_backward(use_reentrant):
+    """Its recomputation and its backward are one use, in which it is never given back."""
+    model = trae_mem.enable(GroupedStack(1, use_reentrant))
+    for seed in range(3):
+        stack_step(model, seed)
+        status = trae_mem.status(model)
+        assert status.acquires == (seed + 1) * 2 * UNITS
+        assert status.loads == UNITS + (UNITS - 4) + seed * 2 * (UNITS - 4)
 
 
 def test_a_checkpointed_group_that_fits_its_slots_is_loaded_once_in_backward():
@@ -76,16 +71,16 @@ def test_gradient_accumulation(checkpointing, debug):
 
 
 def test_evaluation_between_steps(debug):
-    evaluations = []
-    for streams in (False, True):
-        model = build_lora()
-        if streams:
-            trae_mem.enable(model, debug=debug)
+    def train_and_evaluate(model):
         outputs = []
-        trace = train(model, 3, after_step=lambda step: outputs.append(logits(model, step)))
-        evaluations.append((outputs, trace))
-    assert_same_trace(evaluations[1][1], evaluations[0][1])
-    assert_same_tensors(evaluations[1][0], evaluations[0][0])
+        return train(model, 3, after_step=lambda step: outputs.append(logits(model, step))), outputs
+
+    trace, outputs = train_and_evaluate(build_lora())
+    streamed_trace, streamed_outputs = train_and_evaluate(
+        trae_mem.enable(build_lora(), debug=debug)
+    )
+    assert_same_trace(streamed_trace, trace)
+    assert_same_tensors(streamed_outputs, outputs)
 
 
 def test_evaluation_between_forward_and_backward(debug):

@@ -111,8 +111,10 @@ class UnitHooks(Uncopyable):
             tensor.data = window
 
     def show_host(self) -> None:
-        for tensor, host in self._to_host:
-            tensor.data = host
+        for (tensor, host), (_, window) in zip(self._to_host, self._to_device, strict=True):
+            # Other memory: given to it while it was in use, after an interrupted step perhaps.
+            if tensor.data_ptr() == window.data_ptr():
+                tensor.data = host
 
     def changed_at_rest(self) -> bool:
         """Whether a tensor was written in place or given other memory since it was released."""
@@ -122,6 +124,10 @@ class UnitHooks(Uncopyable):
             if tensor._version != version or tensor.data_ptr() != address:
                 return True
         return False
+
+    def moved_at_rest(self) -> list[Tensor]:
+        """The tensors that were given other memory since the unit was released."""
+        return [t for t, _, address in self._at_rest if t.data_ptr() != address]
 
     def accept_changes(self) -> None:
         """Makes what the tensors show now the unit's bytes at rest.
@@ -169,7 +175,7 @@ class UnitHooks(Uncopyable):
             self.runtime.release(self)
 
     def _watch_backward(self, tensor: Tensor) -> None:
-        node = tensor.grad_fn
+        node: Any = tensor.grad_fn
         if node is None or _OWNED in node.metadata:
             return
         node.metadata[_OWNED] = True

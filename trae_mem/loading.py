@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 import mmap
+import operator
 import os
 import struct
 import weakref
@@ -99,29 +101,42 @@ class MappedFile:
                 f"the file at {size}. Download or copy it again"
             )
         try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
+            header = dict(json.loads(file.read(length)))
+        except (TypeError, ValueError) as error:
             raise WeightFileError(
-                f"'{self.path}' is not a safetensors file: its header is not JSON"
+                f"'{self.path}' is not a safetensors file: its header is not a JSON object"
             ) from error
+        header.pop("__metadata__", None)
         spans, forms = {}, {}
         for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
+            dtype, shape, begin, end = self._parse_entry(name, entry)
             if 8 + length + end > size:
                 raise WeightFileError(
                     f"weight file '{self.path}' is truncated: tensor '{name}' ends at byte "
                     f"{8 + length + end}, the file at {size}. Download or copy it again"
                 )
-            if entry["dtype"] not in _DTYPES:
-                raise WeightFileError(
-                    f"weight file '{self.path}': tensor '{name}' has dtype {entry['dtype']}, "
-                    "which is not supported"
-                )
             spans[name] = FileSpan(self.path, name, 8 + length + begin, end - begin)
-            forms[name] = (_DTYPES[entry["dtype"]], entry["shape"])
+            forms[name] = (dtype, shape)
         return spans, forms
+
+    def _parse_entry(self, name: str, entry: Any) -> tuple[torch.dtype, list[int], int, int]:
+        """The dtype, shape, and first and last byte of a tensor in the data."""
+        try:
+            dtype_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            dtype = _DTYPES.get(dtype_name)
+            numbers = [operator.index(number) for number in (*shape, begin, end)]
+        except (KeyError, TypeError, ValueError):
+            dtype, numbers = None, [-1]
+        if min(numbers) < 0 or (dtype and math.prod(shape) * dtype.itemsize != end - begin):
+            raise WeightFileError(
+                f"'{self.path}' is not a safetensors file: its header is broken at tensor '{name}'"
+            )
+        if dtype is None:
+            raise WeightFileError(
+                f"weight file '{self.path}': tensor '{name}' has dtype {dtype_name}, "
+                "which is not supported"
+            )
+        return dtype, shape, begin, end
 
     def tensor(self, name: str) -> Tensor:
         """The tensor as a mapping of the file, with a storage of its own."""
@@ -182,8 +197,13 @@ class Checkpoint:
         if self.path.name.endswith(".index.json"):
             index = self.path
         if index.is_file():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            missing = [name for name in names if not (index.parent / name).is_file()]
+            try:
+                names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+                missing = [name for name in names if not (index.parent / name).is_file()]
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise WeightFileError(
+                    f"'{index}' is not the index of a checkpoint. Download or copy it again"
+                ) from error
             if missing:
                 raise WeightFileError(
                     f"'{index}' names '{missing[0]}', which is not there "
@@ -224,7 +244,8 @@ class Checkpoint:
         Raises:
             ConfigError: shape, dtype or values differ, or the checkpoint has none of them.
         """
-        adopted = 0
+        # First all checks, then all changes: an error leaves the model as it was.
+        adopted: list[tuple[Tensor, Tensor]] = []
         for own_name, tensor in tensors:
             name = self.name_of(own_name)
             if name is None:
@@ -235,24 +256,30 @@ class Checkpoint:
                     f"'{own_name}' is {tensor.dtype} {tuple(tensor.shape)}, in "
                     f"'{self._file_of[name].path}' it is {mapped.dtype} {tuple(mapped.shape)}"
                 )
-            if not tensor.is_meta and not torch.equal(
-                tensor.data.view(torch.uint8), mapped.view(torch.uint8)
-            ):
+            if not tensor.is_meta and not torch.equal(_raw(tensor), _raw(mapped)):
                 raise ConfigError(
                     f"'{own_name}' differs from '{self._file_of[name].path}': it was changed "
                     "after loading. Save the model first, or use source='ram'"
                 )
+            # A tensor in another order than its file's rests in memory.
+            if tensor.is_meta or tensor.is_contiguous():
+                adopted.append((tensor, mapped))
+        if not adopted:
+            raise ConfigError(
+                f"'{self.path}' holds none of the weights to stream, for example not "
+                f"'{tensors[0][0] if tensors else ''}'"
+            )
+        for tensor, mapped in adopted:
             if tensor.is_meta:
                 # .data cannot change a tensor's backend; swapping keeps the Parameter object.
                 swap_tensors(tensor, _like(tensor, mapped))
             else:
                 tensor.data = mapped
-            adopted += 1
-        if adopted == 0:
-            raise ConfigError(
-                f"'{self.path}' holds none of the weights to stream, for example not "
-                f"'{tensors[0][0] if tensors else ''}'"
-            )
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The tensor's elements in order, as bytes."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def load_lazily(

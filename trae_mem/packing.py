@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from trae_mem.units import Unit
 
@@ -80,11 +81,17 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def _changes_without_a_trace(owner: nn.Module, tensor: Tensor) -> bool:
+    """Batch norm's kernels write running statistics without moving their version."""
+    return isinstance(owner, _NormBase) and not isinstance(tensor, nn.Parameter)
+
+
 def plan_pack(unit: Unit, used_outside: set[int]) -> Pack:
     """Lays out the unit's frozen parameters and its buffers.
 
     Left where they are: trainable parameters, tensors that modules outside of the units use too
-    (``used_outside`` holds their ids), and tensors that are not strided, dense and filled.
+    (``used_outside`` holds their ids), running statistics of batch norms, and tensors that are
+    not strided, dense and filled.
     """
     packed: list[PackedTensor] = []
     seen = set(used_outside)
@@ -96,6 +103,7 @@ def plan_pack(unit: Unit, used_outside: set[int]) -> Pack:
             and tensor.layout == torch.strided
             and tensor.numel() > 0
             and _is_dense(tensor)
+            and not _changes_without_a_trace(owner, tensor)
         )
         seen.add(id(tensor))
         if not streams:

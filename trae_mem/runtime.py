@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trae_mem.errors import BudgetError, ConfigError, TraeMemError
-from trae_mem.hooks import UnitHooks, in_backward
+from trae_mem.hooks import Uncopyable, UnitHooks, in_backward
 from trae_mem.integrations.peft import MergeWatch
 from trae_mem.loading import Checkpoint, find_span
 from trae_mem.native import load_native
@@ -32,10 +32,13 @@ __all__ = ["Runtime", "disable", "enable", "find_runtime", "offloaded", "refresh
 _CALLER_STREAM = 0
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
-_runtime_of_module: weakref.WeakKeyDictionary[nn.Module, Runtime] = weakref.WeakKeyDictionary()
+# Weak both ways: the hooks keep a runtime, so that it goes with its model.
+_runtime_of_module: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Runtime]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-class Runtime:
+class Runtime(Uncopyable):
     """Keeps one unit current, and tells the engine which one and where things are going."""
 
     def __init__(
@@ -81,7 +84,7 @@ class Runtime:
         self._root_handle = model.register_forward_pre_hook(self._before_pass, prepend=True)
         _runtimes.add(self)
         for pack in packs:
-            _runtime_of_module[pack.unit.module] = self
+            _runtime_of_module[pack.unit.module] = weakref.ref(self)
 
     def _windows(self, index: int, pack: Pack) -> list[Tensor]:
         memory = self.streamer.window(index, pack.bytes)
@@ -91,10 +94,9 @@ class Runtime:
         """Takes the hooks off; every tensor shows its resting bytes afterwards."""
         self.release_current()
         self._root_handle.remove()
+        self._merges.close()
         for hooks in self.units:
             hooks.remove()
-            if hooks.changed_at_rest():
-                hooks.accept_changes()
             _runtime_of_module.pop(hooks.unit.module, None)
         _runtimes.discard(self)
         self.streamer.drain()
@@ -103,6 +105,8 @@ class Runtime:
 
     def forward(self, hooks: UnitHooks, *, around: bool) -> None:
         self._recomputed = None
+        if self._merges.changed(hooks.index):
+            hooks.suspect = True
         self.acquire(hooks, self._travel.FORWARD_AROUND if around else self._travel.FORWARD)
 
     def recompute(self, hooks: UnitHooks) -> None:
@@ -121,17 +125,27 @@ class Runtime:
             return
         self.release_current()
         if hooks.changed_at_rest():
-            hooks.accept_changes()
-            self.streamer.invalidate(hooks.index)
+            self._accept_changes(hooks)
         # Current before it is acquired: an interrupt in between must not leave it acquired for
         # ever. Releasing what was not acquired does nothing.
         self._current = hooks
         try:
             self.streamer.acquire(hooks.index, _CALLER_STREAM, travel)
-        except TraeMemError:
-            self._current = None
+            hooks.show_device()
+        except BaseException:
+            self.release_current()
             raise
-        hooks.show_device()
+
+    def _accept_changes(self, hooks: UnitHooks) -> None:
+        self.streamer.drain()
+        moved = {id(tensor) for tensor in hooks.moved_at_rest()}
+        hooks.accept_changes()
+        self.streamer.invalidate(hooks.index)
+        # Other units see that a tensor they share was written to, but not that it moved: now it
+        # rests where it did before.
+        for other in self.units if moved else ():
+            if other is not hooks and any(id(packed.tensor) in moved for packed in other.tensors):
+                other.suspect = True
 
     def release(self, hooks: UnitHooks) -> None:
         if hooks is self._current:
@@ -160,7 +174,6 @@ class Runtime:
             self.started_ns = time.monotonic_ns()
         if not in_backward():
             self.release_current()  # left over from a pass that an exception ended
-            self._merges.mark_changed()
             for callback in self.before_pass:
                 callback()
 
@@ -202,13 +215,19 @@ class Runtime:
 
 
 class _ForkedStreamer:
-    """Stands in for the engine in a forked child, where it cannot work."""
+    """Stands in for the engine in a forked child, where it cannot work but may be disabled."""
+
+    def drain(self) -> None:
+        """Nothing is in flight here."""
+
+    def release(self, unit: int, stream: int) -> None:
+        """The slots are the parent's."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise TraeMemError(
             f"this process (pid {os.getpid()}) was forked from one whose model streams; the "
             "threads that load weights did not come along. Start it with the 'spawn' method, "
-            "or call trae_mem.enable in the child"
+            "or call trae_mem.disable and then trae_mem.enable in the child"
         )
 
 
@@ -223,7 +242,8 @@ os.register_at_fork(after_in_child=_abandon_all)
 def find_runtime(model: nn.Module) -> Runtime | None:
     """The runtime that streams ``model``, a part of it, or what it wraps."""
     for module in model.modules():
-        if (runtime := _runtime_of_module.get(module)) is not None:
+        reference = _runtime_of_module.get(module)
+        if reference is not None and (runtime := reference()) is not None:
             return runtime
     return None
 
@@ -264,30 +284,36 @@ def _budget_bytes(budget: int | float | str | None, device: _native.Device) -> i
     return parse_bytes(budget)
 
 
-def _choose_resident(sizes: list[int], budget: int | None, slots: int) -> list[bool]:
-    """Which units stay on the device: as many as fit in the budget beside the slots.
+def _residency(sizes: list[int], slots: int) -> Iterator[tuple[int, list[bool]]]:
+    """Bytes needed, and which units stay on the device for them; most units first.
 
     They are spread evenly, so that each streamed unit's load has a resident neighbour's compute
     to hide behind.
     """
     count = len(sizes)
-    if budget is None:
-        return [False] * count
-    align: int = load_native().SLOT_ALIGNMENT
-    aligned = [-(-size // align) * align for size in sizes]
     for kept in range(count, -1, -1):
         resident = [(i + 1) * kept // count > i * kept // count for i in range(count)]
-        streamed = [size for size, stays in zip(aligned, resident, strict=True) if not stays]
+        streamed = [size for size, stays in zip(sizes, resident, strict=True) if not stays]
         shared = min(slots, len(streamed)) * max(streamed, default=0)
-        need = shared + sum(size for size, stays in zip(aligned, resident, strict=True) if stays)
+        yield shared + sum(sizes) - sum(streamed), resident
+
+
+def _choose_resident(sizes: list[int], budget: int | None, slots: int) -> list[bool]:
+    """Which units stay on the device: as many as fit in the budget beside the slots."""
+    if budget is None:
+        return [False] * len(sizes)
+    align: int = load_native().SLOT_ALIGNMENT
+    aligned = [-(-size // align) * align for size in sizes]
+    for need, resident in _residency(aligned, slots):
         if need <= budget:
             return resident
-    minimum = min(slots, count) * max(aligned)
-    least = min(2, count) * max(aligned)
+    minimum = min(need for need, _ in _residency(aligned, slots))
+    least = min(need for need, _ in _residency(aligned, 2))
+    fewer = f", or set prefetch=0, which needs {format_bytes(least)}" if least < minimum else ""
     raise BudgetError(
         f"a budget of {format_bytes(budget)} is below the minimum of {format_bytes(minimum)} "
-        f"({minimum} bytes): {min(slots, count)} slots of {format_bytes(max(aligned))}, the "
-        f"largest unit. Raise the budget, or set prefetch=0, which needs {format_bytes(least)}",
+        f"({minimum} bytes) for {len(sizes)} units, the largest of {format_bytes(max(sizes))}, "
+        f"in {slots} slots. Raise the budget{fewer}",
         minimum=minimum,
     )
 

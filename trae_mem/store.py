@@ -78,7 +78,6 @@ class RamStore:
                 target.copy_(packed.tensor.data)
         packed.tensor.data = host
 
-
     @torch.no_grad()
     def keep(self, unit: int, index: int) -> None:
         host, place = self.hosts[unit][index], self._places[unit][index]

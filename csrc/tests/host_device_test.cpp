@@ -1,7 +1,6 @@
 // HostDevice: the conformance suite, and what is particular to RAM as a device.
 #include "core/host_device.h"
 
-#include <fstream>
 #include <limits>
 
 #include "device_conformance.h"
@@ -113,17 +112,6 @@ TEST_F(HostDeviceTest, ADestroyedDeviceFinishesItsWorkFirst) {
 }
 
 // --- resident memory ----------------------------------------------------------------------------
-
-// Shared memory that counts as resident in this process: page-table entries, so that a page seen
-// through two windows counts twice.
-std::size_t resident_shared_bytes() {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line)) {
-    if (line.starts_with("RssShmem:")) return std::stoul(line.substr(9)) * 1024;
-  }
-  throw std::runtime_error("/proc/self/status has no RssShmem");
-}
 
 TEST_F(HostDeviceTest, WindowsAtRestAddNothingToResidentMemory) {
   constexpr std::size_t kBytes = 4 * kPageBytes;

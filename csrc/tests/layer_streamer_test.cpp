@@ -226,6 +226,20 @@ TEST_F(LayerStreamerTest, UnitsOfDifferentSizesShareSlotsOfTheLargest) {
   EXPECT_EQ(computed(), 3 * 14);
 }
 
+// A window that lost its slot keeps no page-table entries: see core/host_device.h.
+TEST_F(LayerStreamerTest, ResidentMemoryDoesNotGrowWithTheNumberOfUnits) {
+  const std::size_t before = resident_shared_bytes();
+  const auto after_a_step = [&](std::size_t units) {
+    make({.unit_bytes = equal_units(units, kPageBytes)});
+    train_step(kCallerStream);
+    streamer_->drain();
+    return resident_shared_bytes() - before;
+  };
+  const std::size_t few = after_a_step(6);
+  EXPECT_GE(few, 4 * kPageBytes);
+  EXPECT_LT(after_a_step(40), few + kPageBytes);
+}
+
 TEST_F(LayerStreamerTest, WindowsNeverMoveAndAreAlignedAsTensorsAre) {
   make({.unit_bytes = equal_units(7, 1000), .resident = resident_units(7, {1})});
   std::vector<Address> windows;

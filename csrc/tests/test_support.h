@@ -116,6 +116,17 @@ inline void write_file(const std::string& path, const std::vector<std::byte>& by
   if (!file) throw std::runtime_error("cannot write " + path);
 }
 
+// Shared memory that counts as resident in this process: page-table entries, so that a page seen
+// through two windows counts twice.
+inline std::size_t resident_shared_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.starts_with("RssShmem:")) return std::stoul(line.substr(9)) * 1024;
+  }
+  throw std::runtime_error("/proc/self/status has no RssShmem");
+}
+
 // Sets an environment variable (null: unsets it) and restores it with its scope.
 class ScopedVariable {
  public:

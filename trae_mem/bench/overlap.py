@@ -42,18 +42,21 @@ CHECKED_PREFETCH = 2
 class Settings:
     """What is measured."""
 
-    shape: LlamaShape = field(default_factory=lambda: LlamaShape(96, 384, 1024))
-    batch: int = 2
-    length: int = 32  # tokens
+    # Many tokens to few weights, as on a GPU, where break-even lies at thousands of tokens: the
+    # copies' own use of the cores and of the memory must not slow down compute.
+    shape: LlamaShape = field(default_factory=lambda: LlamaShape(64, 256, 704))
+    batch: int = 8
+    length: int = 64  # tokens
     ratios: tuple[float, ...] = (0.5, 1.0, 2.0)  # transfer / compute
     prefetches: tuple[int, ...] = (0, 1, 2, 4)
-    rounds: int = 5
+    rounds: int = 7
+    rounds_beside: int = 3  # of the prefetches that are there to compare with
     calibration_steps: int = 3
     # A GPU's compute leaves the cores to the copies; with one thread, so does ours.
     threads: int = 1
 
 
-QUICK = Settings(rounds=2, calibration_steps=2)
+QUICK = Settings(shape=LlamaShape(48, 256, 704), batch=4, rounds=3, rounds_beside=1)
 
 
 @dataclass(frozen=True)
@@ -187,12 +190,13 @@ def _at_ratio(
     for number in range(settings.rounds):
         seconds_per_load = clock.seconds_per_load()
         before = resident.step()
-        for contender in contenders[:: -1 if number % 2 else 1]:
+        turns = contenders if number < settings.rounds_beside else [clock]
+        for contender in turns[:: -1 if number % 2 else 1]:
             streamed = contender.measured_step()
             after = resident.step()
             contender.rounds.append(_round_of(contender, before, streamed, after, seconds_per_load))
             before = after
-    points = [_point(ratio, link, contender, settings) for contender in contenders]
+    points = [_point(ratio, link, contender) for contender in contenders]
     for contender in contenders:
         trae_mem.disable(contender.model)
     return points
@@ -230,7 +234,7 @@ def _round_of(
     }
 
 
-def _point(ratio: float, link: int, contender: Contender, settings: Settings) -> dict[str, Any]:
+def _point(ratio: float, link: int, contender: Contender) -> dict[str, Any]:
     def over_rounds(key: str) -> list[float]:
         return [measured[key] for measured in contender.rounds]
 

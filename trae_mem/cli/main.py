@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trae_mem.cli import report, train
+from trae_mem.cli import bench, report, train
 from trae_mem.errors import BudgetError, ConfigError, TraeMemError
 
 app = typer.Typer(
@@ -20,12 +20,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("report")(report.report)
-try:  # TEMPORARY until bench.py is there
-    from trae_mem.cli import bench
-
-    app.add_typer(bench.app, name="bench")
-except ImportError:
-    pass
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -32,9 +32,9 @@ def report(
     tables.print_checks(console, record)
     tables.print_comparison(console, record)
     for picture in plots.render(folder):
-        console.print(f"plot: {picture}", markup=False, highlight=False, soft_wrap=True)
+        tables.print_line(console, f"plot: {picture}")
     if chrome_trace is not None:
         entries = to_chrome_trace(read_events(folder / EVENTS))
         chrome_trace.write_text(json.dumps({"traceEvents": entries}), encoding="utf-8")
         text = f"trace: {chrome_trace} (open it in chrome://tracing or https://ui.perfetto.dev)"
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        tables.print_line(console, text)

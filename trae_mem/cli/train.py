@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +39,9 @@ def train(
     ] = None,
     json_path: Annotated[
         str | None,
-        typer.Option("--json", metavar="PATH", help="Also write the summary to PATH."),
+        typer.Option(
+            "--json", metavar="PATH", help="Also write summary.json there; - is standard output."
+        ),
     ] = None,
     turns: Annotated[int | None, typer.Option("--turns", hidden=True)] = None,
 ) -> None:
@@ -47,12 +51,9 @@ def train(
     documents every key.
     """
     path, overrides = split_words(config, words or [])
-    if turns is not None:
-        # The referee says when to stop with the signal that a terminal would send; a shell may
-        # have started it with that signal ignored, which processes inherit.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        record = _run(path, overrides, turns, json_path)
+        with _stopping_gently(turns is not None):
+            record = _run(path, overrides, turns, json_path)
     except KeyboardInterrupt:  # before the training had begun
         print("trae-mem: interrupted, nothing was trained yet", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -62,11 +63,30 @@ def train(
         raise typer.Exit(1)
 
 
+@contextlib.contextmanager
+def _stopping_gently(child: bool) -> Iterator[None]:
+    """SIGTERM, which schedulers send, saves what was trained just as Ctrl-C does.
+
+    A child of a comparison listens to SIGINT in any case: a shell may have started the referee
+    with that signal ignored, which processes inherit.
+    """
+    handled = [signal.SIGTERM, signal.SIGINT] if child else [signal.SIGTERM]
+    before = [signal.signal(number, signal.default_int_handler) for number in handled]
+    try:
+        yield
+    finally:
+        for number, handler in zip(handled, before, strict=True):
+            signal.signal(number, handler)
+
+
 def _run(path: str, overrides: list[str], turns: int | None, json_path: str | None) -> RunRecord:
     from trae_mem.config import load_config
     from trae_mem.report.tables import make_console
 
-    console = make_console()
+    if json_path not in (None, "-") and not Path(json_path).absolute().parent.is_dir():
+        raise ConfigError(f"--json {json_path}: there is no such folder")
+    # Standard output belongs to the JSON where that was asked for.
+    console = make_console(stderr=json_path == "-")
     settings = load_config(path, overrides)
     if turns is not None:
         record = _train_in_turns(settings, console, turns)
@@ -81,7 +101,9 @@ def _run(path: str, overrides: list[str], turns: int | None, json_path: str | No
     if turns is None:
         folder = Path(settings.output_dir).expanduser()
         _finish(console, record, folder)
-        if json_path is not None:
+        if json_path == "-":
+            print((folder / "summary.json").read_text(encoding="utf-8"), end="")
+        elif json_path is not None:
             shutil.copyfile(folder / "summary.json", json_path)
     return record
 
@@ -120,16 +142,12 @@ def _finish(console: Console, record: RunRecord, folder: Path) -> None:
     tables.print_summary(console, record)
     for name in ("adapter", "summary", "events"):
         if name in record.paths:
-            _print_line(console, f"{name}: {record.paths[name]}")
+            tables.print_line(console, f"{name}: {record.paths[name]}")
     for picture in pictures:
-        _print_line(console, f"plot: {picture}")
+        tables.print_line(console, f"plot: {picture}")
     tables.print_checks(console, record)
     tables.print_comparison(console, record)
     if record.streamed and record.steps:
         trace = folder / "trace.json"
         command = f"trae-mem report {shlex.quote(str(folder))}"
-        _print_line(console, f"next: {command} --chrome-trace {shlex.quote(str(trace))}")
-
-
-def _print_line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+        tables.print_line(console, f"next: {command} --chrome-trace {shlex.quote(str(trace))}")

@@ -1,50 +1,88 @@
 """PEFT: notices when an adapter is merged into the weights that stream, or taken out again.
 
 PEFT merges through ``weight.data += delta``, of which PyTorch keeps no trace. But each of its
-layers lists the adapters that are merged into it (``merged_adapters``), so comparing the lengths
-of those lists before each pass of the model tells. Nothing of PEFT is imported or patched.
+layers lists the adapters that are merged into it (``merged_adapters``). A list that counts its
+changes takes that list's place, since a merge that was taken back shows in the list no more, yet
+has rounded the weights. A layer that was wrapped, merged and unwrapped again has no list left: so
+each registration of a module counts that puts a layer or its wrapper in place. Nothing of PEFT is
+imported.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
 if TYPE_CHECKING:
     from trae_mem.hooks import UnitHooks
 
 __all__ = ["MergeWatch"]
 
+_LIST = "merged_adapters"
 
-def _merged(module: nn.Module | None) -> int:
-    return len(getattr(module, "merged_adapters", ()))
+
+class _CountedList(list[str]):
+    """A layer's list of merged adapters, and how often it was changed in the ways of PEFT."""
+
+    changes = 0
+
+    def append(self, adapter: str) -> None:
+        self.changes += 1
+        super().append(adapter)
+
+    def pop(self, index: Any = -1) -> str:
+        self.changes += 1
+        return super().pop(index)
+
+    def remove(self, adapter: str) -> None:
+        self.changes += 1
+        super().remove(adapter)
+
+    def clear(self) -> None:
+        self.changes += 1
+        super().clear()
 
 
 class _Watched:
-    """The module at one place in the tree, and how many adapters were merged into it."""
+    """The module at one place in the tree, and the changes of its list so far."""
 
-    __slots__ = ("_key", "_merged", "_module", "_siblings")
+    __slots__ = ("_changes", "_key", "_list", "_module", "_siblings")
 
     def __init__(self, siblings: dict[str, nn.Module | None], key: str) -> None:
         self._siblings, self._key = siblings, key
-        self._module = siblings.get(key)
-        self._merged = _merged(self._module)
+        self._note(siblings.get(key))
+
+    def _note(self, module: nn.Module | None) -> None:
+        self._module = module
+        found = None if module is None else module.__dict__.get(_LIST)
+        if module is not None and type(found) is list:
+            found = _CountedList(found)
+            module.__dict__[_LIST] = found
+        self._list = found
+        self._changes = getattr(found, "changes", 0)
 
     def changed(self) -> bool:
-        """Whether adapters were merged or unmerged since the last call.
+        """Whether adapters may have been merged or unmerged since the last call.
 
-        ``merge_and_unload`` merges and then puts the plain layer in the wrapper's place: look at
-        the module that was there, then at the one that is.
+        Another module at the place counts: ``merge_and_unload`` merges and then puts the plain
+        layer there, and a wrapper may have been merged before it was ever seen.
         """
-        changed = _merged(self._module) != self._merged
         module = self._siblings.get(self._key)
-        if module is not self._module:
-            self._module = module
-            self._merged = _merged(module)
-        elif changed:
-            self._merged = _merged(module)
-        return changed
+        if module is self._module:
+            found = None if module is None else module.__dict__.get(_LIST)
+            if found is None and self._list is None:
+                return False
+            if found is self._list and getattr(found, "changes", 0) == self._changes:
+                return False
+        self._note(module)
+        return True
+
+    def restore(self) -> None:
+        if self._module is not None and isinstance(self._list, _CountedList):
+            self._module.__dict__[_LIST] = list(self._list)
 
 
 class MergeWatch:
@@ -58,16 +96,41 @@ class MergeWatch:
                 if child is not None:
                     places.setdefault(child, (parent._modules, key))
                     parents.setdefault(child, parent)
-        self._watched: list[tuple[UnitHooks, list[_Watched]]] = []
+        self._watched: list[list[_Watched]] = []
+        self._units: dict[nn.Module, UnitHooks] = {}  # by each module that is watched
         for unit in units:
             owners = dict.fromkeys(packed.owner for packed in unit.tensors)
             wrappers = dict.fromkeys(parents[owner] for owner in owners if owner in parents)
-            modules = [m for m in (*owners, *wrappers) if m in places]
-            self._watched.append((unit, [_Watched(*places[module]) for module in modules]))
+            modules = [m for m in dict.fromkeys((*owners, *wrappers)) if m in places]
+            self._watched.append([_Watched(*places[module]) for module in modules])
+            self._units.update(dict.fromkeys(modules, unit))
+        # The hook is global: it must not keep the model, and must go with it.
+        reference = weakref.ref(self)
 
-    def mark_changed(self) -> None:
-        """Marks the units whose weights an adapter was merged into, or taken out of."""
-        for unit, watched in self._watched:
+        def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
+            if (watch := reference()) is not None:
+                watch._registered(parent, child)
+
+        handle = register_module_module_registration_hook(registered)
+        self._remove_hook = weakref.finalize(self, handle.remove)
+
+    def _registered(self, parent: nn.Module, child: nn.Module | None) -> None:
+        if isinstance(parent, (nn.ModuleList, nn.Sequential)):
+            return  # a slice of the blocks is a new list of them: models take one in each forward
+        for module in (parent, child):
+            if module is not None and (unit := self._units.get(module)) is not None:
+                unit.suspect = True
+
+    def changed(self, unit: int) -> bool:
+        """Whether an adapter was merged into the unit's weights, or taken out of them."""
+        changed = False
+        for place in self._watched[unit]:  # to the end: each change is told of once
+            changed |= place.changed()
+        return changed
+
+    def close(self) -> None:
+        """Gives PEFT its own lists back."""
+        self._remove_hook()
+        for watched in self._watched:
             for place in watched:
-                if place.changed():
-                    unit.suspect = True
+                place.restore()

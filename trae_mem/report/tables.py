@@ -11,10 +11,15 @@ from trae_mem.report.summary import RunRecord, StepRecord
 from trae_mem.sizes import format_bytes
 
 
-def make_console() -> Console:
-    """Standard output: as wide as the terminal, wide enough for our tables when it is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+def make_console(*, stderr: bool = False) -> Console:
+    """Standard output or error: as wide as the terminal, or as our tables when it is none."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=120)
+
+
+def print_line(console: Console, text: str) -> None:
+    """One line of plain text, however long."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def mean_loss(steps: list[StepRecord], count: int = 3) -> tuple[float, float]:

