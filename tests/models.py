@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 UNITS = 7
 VOCABULARY = 61
+SLOW_LINK = 1_000_000  # bytes/s: a unit of these models takes longer than compute ever does
 
 
 def _llama(**changes) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -12,6 +13,7 @@ import signal
 
 import pytest
 import torch
+from children import run_python
 from models import (
     UNITS,
     Stack,
@@ -319,8 +321,7 @@ def test_a_file_that_changes_while_it_is_used(own_checkpoint, change):
         else:
             os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     with pytest.raises(trae_mem.WeightFileError, match=r"tensor 'model\.layers\..*'") as caught:
-        for _ in range(2):
-            backward_step(model)
+        backward_step(model)
     assert str(file) in str(caught.value)
     with open(file, "r+b") as opened:
         opened.write(original)
@@ -387,7 +388,7 @@ def test_a_step_that_fails(operation, number, resident_units, checkpoints):
     trae_mem.disable(model)
     budget = (3 + resident_units) * slot if resident_units else None
     failures = []
-    for attempt in range(3):
+    for _ in range(5):
         try:
             if find_runtime(model) is None:
                 trae_mem.enable(model, prefetch=1, budget=budget, device=device)
@@ -395,8 +396,8 @@ def test_a_step_that_fails(operation, number, resident_units, checkpoints):
         except trae_mem.TransferError as error:
             failures.append(str(error))
         model.zero_grad()
-    # No failure: fewer calls, or a load ahead, which may be begun again when its unit is used.
-    assert failures or operation != "copy" or number > 9
+    # No failure: a load ahead could not be begun; it is begun again when its unit is used.
+    assert failures or operation != "copy"
     assert failures in ([], [f"injected fault: {operation} number {number}"])
     reference = build_lora()
     assert_same(state_of(model), state_of(reference))
@@ -417,10 +418,8 @@ def test_a_disable_after_a_failure(operation):
         model.zero_grad()
         for _ in range(2):
             if find_runtime(model) is not None:
-                try:
+                with contextlib.suppress(trae_mem.TransferError):
                     trae_mem.disable(model)
-                except trae_mem.TransferError as error:
-                    assert operation in str(error)
         assert_untouched(model)
 
 
@@ -525,3 +524,31 @@ def test_a_forked_child_may_enable_the_model_anew(forked):
 
     assert in_child(child) == 7
     assert_still_streams(forked)
+
+
+def test_workers_of_a_data_loader_are_forked_children(forked):
+    loader = torch.utils.data.DataLoader(range(4), num_workers=2, multiprocessing_context="fork")
+    assert len(list(loader)) == 4
+    assert_still_streams(forked)
+
+
+def test_a_forked_child_ends_as_any_process_does():
+    """All of Python's and C++'s endings run, with copies in flight when it was forked."""
+    output = run_python(
+        """
+        import os, signal, sys
+        import trae_mem
+        from models import backward_step, build_lora
+
+        device = trae_mem.HostDevice(random_delay_us=2000)
+        model = trae_mem.enable(build_lora(), device=device)
+        backward_step(model)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            sys.exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        backward_step(model)
+        """
+    )
+    assert output.split() == ["0"]

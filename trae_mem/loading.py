@@ -7,6 +7,7 @@ each unit straight from the file when it is needed.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import math
 import mmap
@@ -45,6 +46,8 @@ _DTYPES = {
 # Private, so that a write to a mapped tensor never reaches the file; not reserved, so that a
 # checkpoint larger than RAM can be mapped (the constant is in Python's mmap from 3.13 on).
 _MAP_FLAGS = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0x4000)
+# Linux 5.4; missing in Python's mmap. Unlike MADV_DONTNEED it keeps pages that were written to.
+_MADV_PAGEOUT = 21
 _MAX_HEADER_BYTES = 100_000_000
 # Untyped in torch: exchanges what two tensor objects hold, so that both keep their identity.
 swap_tensors: Any = torch.utils.swap_tensors
@@ -148,6 +151,12 @@ class MappedFile:
         )
         return raw.view(dtype).view(shape)
 
+    def forget(self, span: FileSpan) -> None:
+        """Lets go of the memory that reading these bytes took; what was written there stays."""
+        begin = span.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        with contextlib.suppress(OSError):  # a kernel before 5.4: the memory goes with the model
+            self._map.madvise(_MADV_PAGEOUT, begin, span.offset + span.bytes - begin)
+
     def find(self, address: int, size: int) -> FileSpan | None:
         offset = address - self.address
         index = bisect.bisect_right(self._offsets, offset) - 1
@@ -171,6 +180,13 @@ def find_span(tensor: Tensor) -> FileSpan | None:
         if (span := file.find(address, size)) is not None:
             return span
     return None
+
+
+def forget(tensor: Tensor) -> None:
+    """Lets go of the memory that reading a mapped tensor took; does nothing for any other."""
+    for file in _MAPPED:
+        if (span := file.find(tensor.data_ptr(), tensor.nbytes)) is not None:
+            file.forget(span)
 
 
 class Checkpoint:
@@ -256,11 +272,13 @@ class Checkpoint:
                     f"'{own_name}' is {tensor.dtype} {tuple(tensor.shape)}, in "
                     f"'{self._file_of[name].path}' it is {mapped.dtype} {tuple(mapped.shape)}"
                 )
-            if not tensor.is_meta and not torch.equal(_raw(tensor), _raw(mapped)):
-                raise ConfigError(
-                    f"'{own_name}' differs from '{self._file_of[name].path}': it was changed "
-                    "after loading. Save the model first, or use source='ram'"
-                )
+            if not tensor.is_meta:
+                if not torch.equal(_raw(tensor), _raw(mapped)):
+                    raise ConfigError(
+                        f"'{own_name}' differs from '{self._file_of[name].path}': it was changed "
+                        "after loading. Save the model first, or use source='ram'"
+                    )
+                self._file_of[name].forget(self._file_of[name].spans[name])
             # A tensor in another order than its file's rests in memory.
             if tensor.is_meta or tensor.is_contiguous():
                 adopted.append((tensor, mapped))

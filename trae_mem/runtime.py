@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trae_mem.errors import BudgetError, ConfigError, TraeMemError
 from trae_mem.hooks import Uncopyable, UnitHooks, in_backward
 from trae_mem.integrations.peft import MergeWatch
-from trae_mem.loading import Checkpoint, find_span
+from trae_mem.loading import Checkpoint, find_span, forget
 from trae_mem.native import load_native
 from trae_mem.packing import Pack, plan_pack, tensors_outside, view
 from trae_mem.sizes import format_bytes, parse_bytes
@@ -358,7 +358,9 @@ def _bring_outside_to_ram(model: nn.Module, units: list[Unit], source: str) -> N
                 "pass source='PATH' of its safetensors checkpoint"
             )
         if find_span(tensor) is not None:
-            tensor.data = tensor.data.clone()
+            mapped = tensor.data
+            tensor.data = mapped.clone()
+            forget(mapped)
 
 
 def enable(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from trae_mem.errors import ConfigError
-from trae_mem.loading import Checkpoint, FileSpan, find_span
+from trae_mem.loading import Checkpoint, FileSpan, find_span, forget
 from trae_mem.native import load_native
 from trae_mem.packing import Pack, PackedTensor, view
 
@@ -59,9 +61,11 @@ class RamStore:
         hosts, places = [], []
         for packed in pack.tensors:
             place = view(memory, packed.offset, packed)
-            place.copy_(packed.tensor.data)
+            original = packed.tensor.data
+            place.copy_(original)
             host = self._shown.setdefault(id(packed.tensor), place)
             packed.tensor.data = host
+            forget(original)
             hosts.append(host)
             places.append(place)
         self._packs.append(pack)
@@ -131,6 +135,12 @@ class FileStore:
         self.hosts[unit][index].copy_(self._packs[unit].tensors[index].tensor.data)
 
 
+def _return_freed_memory() -> None:
+    """The C library keeps freed tensors of up to 32 MiB for itself, glibc unless told so."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def build_store(packs: list[Pack], source: str, device: _native.Device) -> Store:
     """Puts the packs to rest.
 
@@ -165,7 +175,9 @@ def build_store(packs: list[Pack], source: str, device: _native.Device) -> Store
         ram = RamStore(device)
         for pack in packs:
             ram.add(pack)
+            _return_freed_memory()
         return ram
+    _return_freed_memory()
     file = FileStore()
     for pack, row in zip(packs, spans, strict=True):
         file.add(pack, row)

@@ -101,6 +101,8 @@ def _no_blocks(model: nn.Module) -> str:
 def _named(model: nn.Module, wanted: Wanted) -> list[Unit]:
     if isinstance(wanted, (str, type)):
         wanted = [wanted]
+    if len(wanted) == 0:
+        raise ConfigError("units=[] names no module; units=None finds the repeated blocks")
     modules = dict(model.named_modules(remove_duplicate=True))
     matched: set[str] = set()
     for item in wanted:

@@ -392,10 +392,11 @@ void HostDevice::transfer(
     const std::function<void(std::size_t, std::span<std::byte>)>& write_piece) {
   faults_.check("copy");
   std::size_t offset = 0;
+  // Once: a sleep that ends late must not make the link slower than it was set.
+  const auto begin = std::chrono::steady_clock::now();
   for (const std::span<std::byte> whole : to) {
     const std::size_t step = options_.link_bytes_per_second != 0 ? kLinkPieceBytes : whole.size();
     for (std::size_t done = 0; done < whole.size(); done += step) {
-      const auto begin = std::chrono::steady_clock::now();
       const std::size_t bytes = std::min(step, whole.size() - done);
       write_piece(offset, whole.subspan(done, bytes));
       link_.pace(bytes, begin);
@@ -443,20 +444,26 @@ void HostDevice::run(std::function<void()> work, StreamHandle stream) {
   submit(stream, std::move(work));
 }
 
+void HostDevice::advise(Address begin, std::size_t length, int advice) {
+  const auto started = std::chrono::steady_clock::now();
+  madvise(pointer(begin), length, advice);
+  link_.excuse(std::chrono::steady_clock::now() - started);
+}
+
 void HostDevice::prepare(Address address, std::size_t bytes, StreamHandle stream) {
   static_cast<void>(pieces(address, bytes));  // throws for a range that is not mapped
   const auto [begin, length] = around(address, bytes);
-  submit(stream, [begin = begin, length = length] {
+  submit(stream, [this, begin = begin, length = length] {
     // Only a hint: where the kernel does not know the advice, pages fault in one by one.
-    madvise(pointer(begin), length, MADV_POPULATE_READ);
+    advise(begin, length, MADV_POPULATE_READ);
   });
 }
 
 void HostDevice::rest(Address address, std::size_t bytes, StreamHandle stream) {
   static_cast<void>(pieces(address, bytes));  // throws for a range that is not mapped
   const auto [begin, length] = around(address, bytes);
-  submit(stream, [begin = begin, length = length] {
-    madvise(pointer(begin), length, MADV_DONTNEED);  // shared memory: the bytes stay
+  submit(stream, [this, begin = begin, length = length] {
+    advise(begin, length, MADV_DONTNEED);  // shared memory: the bytes stay
   });
 }
 

@@ -99,6 +99,7 @@ class HostDevice final : public Device {
   void give_back_range(std::size_t offset, std::size_t bytes);
   void free_if_unused(const Pages& pages);
   [[nodiscard]] bool is_reserved(Address address, std::size_t bytes) const;  // with mutex_ held
+  void advise(Address begin, std::size_t length, int advice);
   void random_delay();
 
   const HostDeviceOptions options_;

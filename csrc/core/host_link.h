@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 namespace trae_mem {
 
@@ -18,7 +19,18 @@ class HostLink {
 
   // Called after `bytes` were moved since `begin`: waits until the link would have moved them.
   void pace(std::size_t bytes, std::chrono::steady_clock::time_point begin) {
-    if (bytes_per_second_ != 0) std::this_thread::sleep_until(book(bytes, begin));
+    if (bytes_per_second_ == 0) return;
+    const std::chrono::steady_clock::time_point end = book(bytes, begin);
+    std::this_thread::sleep_until(end);
+    excuse(std::max(std::chrono::steady_clock::now() - end, {}));
+  }
+
+  // What a stream did between two transfers that no bus would have waited for (page-table work, a
+  // sleep that ended late): the next transfer counts as begun that much earlier, if the link was
+  // free then.
+  void excuse(std::chrono::steady_clock::duration duration) {
+    const std::lock_guard lock(mutex_);
+    excused_ += duration;
   }
 
   // Takes the link for `bytes` from `begin` on, behind what was booked before; returns when they
@@ -29,13 +41,14 @@ class HostLink {
         std::chrono::duration<double>(static_cast<double>(bytes) /
                                       static_cast<double>(bytes_per_second_)));
     const std::lock_guard lock(mutex_);
-    free_at_ = std::max(free_at_, begin) + duration;
+    free_at_ = std::max(free_at_, begin - std::exchange(excused_, {})) + duration;
     return free_at_;
   }
 
  private:
   std::uint64_t bytes_per_second_;
   std::mutex mutex_;
+  std::chrono::steady_clock::duration excused_{};  // since the last transfer
   std::chrono::steady_clock::time_point free_at_;  // when the bytes moved so far are through
 };
 

@@ -1,4 +1,5 @@
 // Addresses, physical pages, mappings, and the bytes in them.
+#include <array>
 #include <limits>
 
 #include "device_conformance.h"
@@ -197,15 +198,21 @@ TEST_P(DeviceConformance, BeyondItsCapacityADeviceIsOutOfMemoryUntilSomethingIsR
 
 TEST_P(DeviceConformance, RoomThatManySmallHandlesLeftServesALargeOne) {
   make_device({.memory_bytes = 4 * kPage});
-  {
+  for (const std::array<std::size_t, 4>& order :
+       {std::array<std::size_t, 4>{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 1, 0, 3}, {1, 3, 0, 2}}) {
     std::vector<std::unique_ptr<Pages>> small;
     for (int i = 0; i < 4; ++i) small.push_back(std::make_unique<Pages>(device_, kPage));
-    for (const int i : {2, 0, 3, 1}) small[static_cast<std::size_t>(i)]->release();
+    for (const std::size_t i : order) small[i].reset();
+    const Pages large(device_, 4 * kPage);
   }
-  Pages large(device_, 4 * kPage);
-  large.release();
-  const Pages one(device_, kPage);
-  const Pages rest(device_, 3 * kPage);
+}
+
+TEST_P(DeviceConformance, ASmallHandleThatIsGoneLeavesRoomForTwoLargeOnes) {
+  make_device({.memory_bytes = 4 * kPage});
+  Pages(device_, kPage).release();
+  const Pages first(device_, 2 * kPage);
+  const Pages second(device_, 2 * kPage);
+  EXPECT_EQ(device_->info().used_bytes, 4 * kPage);
 }
 
 TEST_P(DeviceConformance, AnAbsurdSizeIsOutOfMemoryAndDoesNoHarm) {

@@ -45,6 +45,7 @@ TEST_F(PagePoolTest, EveryPageHasOneHolder) {
   pages.insert(second.pages().begin(), second.pages().end());
   EXPECT_EQ(pages.size(), 7U);
   EXPECT_EQ(pool_->used_bytes(), 7 * kPageBytes);
+  pool_->check_invariants();  // there is room to take all of them back
 }
 
 TEST_F(PagePoolTest, PagesComeBackWithTheirHolderAndServeTheNextTaker) {

@@ -307,6 +307,12 @@ TEST_F(MappedTensorTest, ATensorWrittenThroughItsMappingIsLoadedAsWritten) {
   EXPECT_EQ(load(store_, 0), expected());  // another tensor of the same bytes, never written
 }
 
+TEST_F(MappedTensorTest, ATensorThatMovedToAMappingOfAnotherPlaceIsReadFromThere) {
+  store_.rest_in_memory(0, 0, mapping_ + 500);  // never written, and not the tensor's old bytes
+  EXPECT_EQ(load(store_, 0),
+            std::vector<std::byte>(content_.begin() + 500, content_.begin() + 500 + kBytes));
+}
+
 TEST_F(MappedTensorTest, ATensorThatWasOnlyReadStillComesFromItsFile) {
   EXPECT_EQ(std::vector<std::byte>(mapping_ + 100, mapping_ + 100 + kBytes), expected());
   set_modified(1, 1);  // who asks the file meets an error

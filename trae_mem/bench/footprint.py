@@ -40,9 +40,10 @@ class Settings:
     length: int = 16  # tokens, one sequence
     steps: int = 3
     repeats: int = 2  # of the file variant; the others are there to compare with
+    threads: int = 1
 
 
-QUICK = Settings(shape=LlamaShape(4, 1024, 2816), depths=(1, 4), steps=2, repeats=1)
+QUICK = Settings(depths=(1, 4), steps=2, repeats=1)
 
 
 class Training:
@@ -148,7 +149,7 @@ def _at(folder: Path, depth: int, weights: int, settings: Settings) -> list[dict
                 "length": settings.length,
                 "steps": settings.steps,
             }
-            with Child(f"{__name__}:Training", arguments) as child:
+            with Child(f"{__name__}:Training", arguments, threads=settings.threads) as child:
                 runs[variant].append(child.ask("run"))
     return [
         {

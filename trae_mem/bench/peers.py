@@ -38,15 +38,16 @@ _DTYPE = torch.bfloat16
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured; the shape is that of SmolLM2-135M, but for its embeddings."""
+    """What is measured."""
 
-    shape: LlamaShape = field(default_factory=lambda: LlamaShape(30, 576, 1536))
+    shape: LlamaShape = field(default_factory=lambda: LlamaShape(24, 1024, 2816))
     variants: tuple[str, ...] = VARIANTS
     prefetch: int = 2
     batch: int = 1
-    length: int = 128  # tokens
+    length: int = 64  # tokens
     forwards: int = 7
     train_steps: int = 7
+    threads: int = 1  # of compute; what moves weights has the other cores
 
 
 QUICK = Settings(forwards=3, train_steps=3)
@@ -191,7 +192,7 @@ def _start(
         "scratch": str(scratch),
         "prefetch": settings.prefetch,
     }
-    return Child(f"{__name__}:Variant", arguments)
+    return Child(f"{__name__}:Variant", arguments, threads=settings.threads)
 
 
 def _measure(children: dict[str, Child], settings: Settings) -> dict[str, dict[str, Any]]:

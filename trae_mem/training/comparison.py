@@ -8,6 +8,7 @@ the results of the whole; the other one leaves its files in the folder `resident
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import statistics
@@ -53,9 +54,13 @@ class Variant:
         self.log = log
         self.steps: list[StepRecord] = []
         ours, theirs = socket.socketpair()
+        # OpenMP threads that wait by spinning take the cores from all else that runs, the loads
+        # included: on a shared machine a step then takes many times as long.
+        environment = {"OMP_WAIT_POLICY": "passive"} | os.environ
         with theirs, log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, "--turns", str(theirs.fileno())],
+                env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
