@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
@@ -17,6 +18,12 @@ def pytest_configure(config):
     # The old name works in each version of transformers that we support, the new one does not.
     for name in ("gradient_checkpointing_enable", "is_gradient_checkpointing"):
         config.addinivalue_line("filterwarnings", f"ignore:.*`{name}` is deprecated:FutureWarning")
+
+
+def pytest_collection_finish(session):
+    # What the libraries made while they were imported is not garbage: collecting gets quick.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=[None, "poison"])

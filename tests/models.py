@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +69,11 @@ def add_lora(model: nn.Module, family: str = "llama", *, seed: int = 1, **change
 
 
 def build_lora(family: str = "llama", **changes) -> nn.Module:
+    return copy.deepcopy(_prototype(family, **changes))  # quicker than wrapping each layer anew
+
+
+@functools.cache
+def _prototype(family: str, **changes) -> nn.Module:
     return add_lora(build(family, **changes), family)
 
 
@@ -151,6 +158,23 @@ def logits(model: nn.Module, number: int = 0) -> Tensor:
         return model(input_ids=batch(number)["input_ids"]).logits
     finally:
         model.train(training)
+
+
+@functools.cache
+def reference(checkpointing: str = "none") -> tuple[dict[str, Tensor], Tensor, Trace]:
+    """The resident ``build_lora()``: its weights, its logits, two steps of its training."""
+    model = build_lora()
+    use_checkpointing(model, checkpointing)
+    return state_of(model), logits(model), train(model, 2)
+
+
+def assert_unharmed(model: nn.Module, checkpointing: str = "none") -> None:
+    """The model is what ``build_lora()`` made, computes and learns the same."""
+    model.zero_grad()
+    state, output, trace = reference(checkpointing)
+    assert_same(state_of(model), state)
+    assert same_bits(logits(model), output)
+    assert_same_trace(train(model, 2), trace)
 
 
 # --- a stack of blocks of any kind ---------------------------------------------------------------

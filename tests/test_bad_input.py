@@ -20,6 +20,7 @@ from models import (
     add_lora,
     assert_same,
     assert_same_trace,
+    assert_unharmed,
     backward_step,
     blocks,
     build,
@@ -37,20 +38,16 @@ import trae_mem
 from trae_mem.runtime import find_runtime
 
 
-def assert_untouched(model: nn.Module, reference: nn.Module | None = None) -> None:
-    """It does not stream, and is what it was."""
-    reference = build_lora() if reference is None else reference
+def assert_untouched(model: nn.Module) -> None:
+    """``build_lora()`` does not stream, and is what it was."""
     assert find_runtime(model) is None
-    assert_same(state_of(model), state_of(reference))
-    assert same_bits(logits(model), logits(reference))
+    assert_unharmed(copy.deepcopy(model))
 
 
-def assert_still_streams(model: nn.Module, reference: nn.Module | None = None) -> None:
-    reference = build_lora() if reference is None else reference
-    model.zero_grad()
-    assert trae_mem.status(model).streamed_units == UNITS
-    assert_same(state_of(model), state_of(reference))
-    assert_same_trace(train(model, 2), train(reference, 2))
+def assert_still_streams(model: nn.Module) -> None:
+    """``build_lora()`` streams, and is what it was."""
+    assert trae_mem.status(model).streamed_units + trae_mem.status(model).resident_units == UNITS
+    assert_unharmed(model)
     find_runtime(model).streamer.check_invariants()
 
 
@@ -117,10 +114,11 @@ def test_another_debug_mode():
 
 
 def test_nothing_frozen_to_stream():
-    model = build_lora().requires_grad_(True)
+    model = build().requires_grad_()
     with pytest.raises(trae_mem.ConfigError, match=r"nothing is left to stream.*requires_grad_"):
         trae_mem.enable(model)
-    assert_untouched(model)
+    assert find_runtime(model) is None
+    assert_same_trace(train(model, 2), train(build().requires_grad_(), 2))
 
 
 @pytest.mark.parametrize("function", [trae_mem.disable, trae_mem.status, trae_mem.refresh])
@@ -345,7 +343,7 @@ def test_a_file_that_is_replaced_is_used_on(own_checkpoint):
 # --- devices that fail ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 6])
+@pytest.mark.parametrize("number", [1, 2, 6])
 @pytest.mark.parametrize("operation", ["reserve", "create", "map", "create_stream", "create_event"])
 def test_a_set_up_that_fails(operation, number):
     device = trae_mem.HostDevice(faults=f"{operation}:{number}")
@@ -378,7 +376,7 @@ def test_host_memory_that_cannot_be_had(number):
 
 
 @pytest.mark.parametrize("resident_units", [0, 3])
-@pytest.mark.parametrize("number", [1, 2, 3, 7, 9, 13])
+@pytest.mark.parametrize("number", [1, 3, 7, 13])
 @pytest.mark.parametrize("operation", ["copy", "record", "wait"])
 def test_a_step_that_fails(operation, number, resident_units, checkpoints):
     device = trae_mem.HostDevice(faults=f"{operation}:{number}")
@@ -399,15 +397,12 @@ def test_a_step_that_fails(operation, number, resident_units, checkpoints):
     # No failure: a load ahead could not be begun; it is begun again when its unit is used.
     assert failures or operation != "copy"
     assert failures in ([], [f"injected fault: {operation} number {number}"])
-    reference = build_lora()
-    assert_same(state_of(model), state_of(reference))
-    assert_same_trace(train(model, 2), train(reference, 2))
-    find_runtime(model).streamer.check_invariants()
+    assert_still_streams(model)
 
 
 @pytest.mark.parametrize("operation", ["record", "wait", "copy"])
 def test_a_disable_after_a_failure(operation):
-    for number in range(1, 60, 5):
+    for number in range(1, 60, 9):
         device = trae_mem.HostDevice(faults=f"{operation}:{number}")
         model = build_lora()
         try:
@@ -458,9 +453,10 @@ def test_a_conversion_while_it_streams(convert):
     with pytest.raises(trae_mem.ConfigError, match=r"layers\.0.*torch\.float32.*disable"):
         logits(model)
     trae_mem.disable(model)
-    assert_untouched(model, convert(build_lora()))
     reference = convert(build_lora())
-    assert_still_streams(trae_mem.enable(model), reference)
+    assert_same(state_of(model), state_of(reference))
+    trae_mem.enable(model)
+    assert_same_trace(train(model, 2), train(reference, 2))
 
 
 def test_a_conversion_that_changes_nothing():

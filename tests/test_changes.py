@@ -54,7 +54,7 @@ def assert_used(pair) -> None:
     resident, model = pair
     assert_same(state_of(model), state_of(resident), "weights")
     assert same_bits(logits(model), logits(resident))
-    assert_same_trace(train(model, 2), train(resident, 2))
+    assert_same_trace(train(model, 1), train(resident, 1))
     assert_same(state_of(model), state_of(resident), "weights")
 
 
@@ -62,7 +62,7 @@ def weight(model: nn.Module, index: int) -> nn.Parameter:
     return blocks(model)[index].mlp.up_proj.weight
 
 
-@pytest.mark.parametrize("index", [0, 3, UNITS - 1])
+@pytest.mark.parametrize("index", [0, UNITS - 1])
 def test_an_in_place_change(pair, index):
     for model in pair:
         with torch.no_grad():
@@ -249,7 +249,7 @@ def test_merged_adapters(change, wrapped, runs_between, source):
         for each in (resident, model):
             each.unmerge_adapter()
     assert same_bits(logits(model), logits(resident))
-    assert_same_trace(train(model, 2), train(resident, 2))
+    assert_same_trace(train(model, 1), train(resident, 1))
 
 
 @pytest.mark.parametrize("runs_between", [True, False])

@@ -10,6 +10,7 @@ from models import (
     assert_same,
     assert_same_tensors,
     assert_same_trace,
+    assert_unharmed,
     backward_step,
     batch,
     blocks,
@@ -33,25 +34,20 @@ class Failure(Exception):
     pass
 
 
-@pytest.fixture(params=["none", "non-reentrant", "reentrant"])
-def pair(request, debug):
-    """The resident model and the one that streams, in the same mode of checkpointing."""
-    models = build_lora(), build_lora()
-    for model in models:
-        use_checkpointing(model, request.param)
-        model.train()
-    trae_mem.enable(models[1], prefetch=1, debug=debug)
-    return models
+@pytest.fixture(
+    params=[("none", None), ("none", "poison"), ("non-reentrant", "poison"), ("reentrant", None)]
+)
+def model(request):
+    """A model that streams, in each mode of checkpointing."""
+    model = build_lora()
+    model.checkpointing, debug = request.param
+    use_checkpointing(model, model.checkpointing)
+    model.train()
+    return trae_mem.enable(model, prefetch=1, debug=debug)
 
 
-def assert_usable(pair) -> None:
-    """Everything that can be done with a model gives the same as with the resident one."""
-    resident, model = pair
-    for each in pair:
-        each.zero_grad()
-    assert_same(state_of(model), state_of(resident))
-    assert same_bits(logits(model), logits(resident))
-    assert_same_trace(train(model, 2), train(resident, 2))
+def assert_usable(model) -> None:
+    assert_unharmed(model, getattr(model, "checkpointing", "none"))
     find_runtime(model).streamer.check_invariants()
 
 
@@ -63,34 +59,35 @@ def fail(*args) -> None:
     raise Failure
 
 
-@pytest.mark.parametrize("index", [0, 2, UNITS - 1])
-@pytest.mark.parametrize("action", [fail, interrupt])
-@pytest.mark.parametrize("place", ["before", "inside", "after"])
-def test_a_forward_that_ends_in_a_block(pair, place, action, index):
-    block = blocks(pair[1])[index]
+@pytest.mark.parametrize("index", [0, 3])
+@pytest.mark.parametrize(
+    ("place", "action"),
+    [("before", interrupt), ("inside", fail), ("inside", interrupt), ("after", interrupt)],
+)
+def test_a_forward_that_ends_in_a_block(model, place, action, index):
+    block = blocks(model)[index]
     register = {
         "before": block.register_forward_pre_hook,
         "inside": block.mlp.register_forward_hook,
         "after": block.register_forward_hook,
     }[place]
     with hooked(register, action), pytest.raises((Failure, KeyboardInterrupt)):
-        backward_step(pair[1])
-    assert_usable(pair)
+        backward_step(model)
+    assert_usable(model)
 
 
-@pytest.mark.parametrize("index", [0, 2, UNITS - 1])
+@pytest.mark.parametrize("index", [0, 3, UNITS - 1])
 @pytest.mark.parametrize("action", [fail, interrupt])
-def test_a_backward_that_ends_in_a_block(pair, action, index):
+def test_a_backward_that_ends_in_a_block(model, action, index):
     def interrupt_gradient(module, args, output):
         if output.requires_grad:
             output.register_hook(action)
 
-    mlp = blocks(pair[1])[index].mlp
-    with hooked(mlp.register_forward_hook, interrupt_gradient):
-        loss = pair[1](input_ids=torch.arange(8)[None]).logits.square().mean()
+    with hooked(blocks(model)[index].mlp.register_forward_hook, interrupt_gradient):
+        loss = model(input_ids=torch.arange(8)[None]).logits.square().mean()
         with pytest.raises((Failure, KeyboardInterrupt)):
             loss.backward()
-    assert_usable(pair)
+    assert_usable(model)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -142,30 +139,31 @@ def test_the_state_may_be_read_and_changed_after_an_interrupted_step(debug):
         with torch.no_grad():
             blocks(each)[3].mlp.up_proj.weight.mul_(2)
             blocks(each)[3].mlp.down_proj.base_layer.weight.data = torch.ones(32, 64)
-    assert_usable((resident, model))
+    assert_same(state_of(model), state_of(resident))
+    assert same_bits(logits(model), logits(resident))
+    assert_same_trace(train(model, 2), train(resident, 2))
 
 
 def test_disable_after_an_interrupted_step(debug):
-    resident, model = build_lora(), trae_mem.enable(build_lora(), debug=debug)
+    model = trae_mem.enable(build_lora(), debug=debug)
     with (
         hooked(blocks(model)[3].mlp.register_forward_hook, interrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         backward_step(model)
     trae_mem.disable(model)
-    assert_same(state_of(model), state_of(resident))
-    assert_same_trace(train(model, 2), train(resident, 2))
+    assert_unharmed(model)
 
 
 @pytest.mark.parametrize("moment", ["show_device", "show_host", "keep_writes", "accept_changes"])
 def test_an_interrupt_inside_of_the_runtime(moment, monkeypatch, debug):
     """Ctrl-C may arrive anywhere; at each of these moments a unit is half moved."""
-    resident, model = build_lora(), trae_mem.enable(build_lora(), debug=debug)
+    model = trae_mem.enable(build_lora(), debug=debug)
     unit = find_runtime(model).units[0]
     original = getattr(unit, moment)
-    for each in (resident, model):
+    for factor in (2, 0.5):  # the weights are what they were, and count as changed
         with torch.no_grad():
-            blocks(each)[0].mlp.up_proj.weight.mul_(2)
+            blocks(model)[0].mlp.up_proj.weight.mul_(factor)
 
     def then_interrupt():
         original()
@@ -175,4 +173,4 @@ def test_an_interrupt_inside_of_the_runtime(moment, monkeypatch, debug):
         patched.setattr(unit, moment, then_interrupt)
         with pytest.raises(KeyboardInterrupt):
             backward_step(model)
-    assert_usable((resident, model))
+    assert_usable(model)

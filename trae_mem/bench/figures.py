@@ -86,7 +86,7 @@ def _overlap(report: Report) -> Figure:
     axes.set_xticks(range(len(ratios)), [f"{ratio:g} x compute" for ratio in ratios])
     axes.set_xlabel("time that the link needs for a step's loads")
     axes.set_ylabel("max(compute, transfer) / step time")
-    axes.set_ylim(0, 1.05)
+    axes.set_ylim(0, 1.08)
     shape = report["settings"]["shape"]
     axes.set_title(f"Loads hide behind compute: LoRA training, {shape['layers']} streamed layers")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
@@ -111,7 +111,7 @@ def _footprint(report: Report) -> Figure:
         growth = results["growth"][variant]
         axes.plot(weights, peaks, color=color, marker=marker, markersize=5)
         axes.annotate(
-            f"{label}: {100 * growth:.1f} % of the added weights",
+            f"{label}:\ngrows by {100 * growth:.1f} % of the added weights",
             (weights[-1], peaks[-1]),
             xytext=(8, 0),
             textcoords="offset points",
@@ -187,23 +187,29 @@ def _peers(report: Report) -> Figure:
             (0.2, train, _BLUE, "training step"),
         ):
             values = [convert(row[key]) if _counts(row, key) else None for row in rows]
-            axes.barh(
+            bars = axes.barh(
                 [place + offset for place in places],
                 [value or 0.0 for value in values],
                 0.38,
                 color=color,
                 label=name,
             )
-            for place, value in zip(places, values, strict=True):
-                if value is None:
-                    axes.text(0, place + offset, " cannot train", va="center", fontsize=7.5, color=_RED)
+            texts = ["cannot train" if value is None else f"{value:.3g}" for value in values]
+            labels = axes.bar_label(bars, texts, padding=2, fontsize=7.5)
+            for text, value in zip(labels, values, strict=True):
+                text.set_color(_RED if value is None else "black")
+        axes.margins(x=0.14)
         axes.set_xlabel(label)
         _plain(axes)
     left.set_yticks(places, names)
     left.invert_yaxis()
-    right.legend(loc="lower right", frameon=False, fontsize=9)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False
+    )
     shape = report["settings"]["shape"]
-    figure.suptitle(f"The same Llama-shaped model, {shape['layers']} layers, LoRA")
+    figure.suptitle(
+        f"The same Llama-shaped model, {shape['layers']} layers, LoRA", x=0.01, ha="left"
+    )
     return figure
 
 

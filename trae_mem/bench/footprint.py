@@ -111,21 +111,22 @@ def run(settings: Settings) -> Outcome:
             shape = _at_depth(settings, depth)
             shallower(folder, source, shape, _DTYPE)
             points += _at(folder, depth, shape.layers * layer_bytes, settings)
+    grown = {variant: growth(points, variant, "peak_bytes") for variant in settings.variants}
     results = {
         "layer_bytes": layer_bytes,
         "points": points,
-        "growth": {
-            variant: growth(points, variant, "peak_bytes") for variant in settings.variants
-        },
+        "growth": grown,
         "trained_state_growth": growth(points, "file", "trained_state_bytes"),
     }
     checks = [
         at_most(
             "peak memory growth with the file store / added weight bytes",
-            results["growth"]["file"],
+            grown["file"],
             GROWTH_BOUND,
         ),
-        at_most("runs whose losses or adapters differ from the same depth's others", _odd(points), 0),
+        at_most(
+            "runs whose losses or adapters differ from the same depth's others", _odd(points), 0
+        ),
         at_most("runs that left the adapters unchanged", sum(not p["changed"] for p in points), 0),
     ]
     return Outcome(asdict(settings), results, checks)
@@ -173,7 +174,8 @@ def growth(points: list[dict[str, Any]], variant: str, key: str) -> float:
         found = point[key]
         return float(found["median"] if isinstance(found, dict) else found)
 
-    return (value(last) - value(first)) / (last["weight_bytes"] - first["weight_bytes"])
+    added: int = last["weight_bytes"] - first["weight_bytes"]
+    return (value(last) - value(first)) / added
 
 
 def _odd(points: list[dict[str, Any]]) -> int:

@@ -26,7 +26,7 @@ Report = dict[str, Any]  # {"benchmark", "environment", "settings", "results", "
 class Outcome:
     """What a benchmark found."""
 
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # "threads" is one of them
     results: dict[str, Any]
     checks: list[Check]
 
@@ -35,7 +35,7 @@ def make_report(name: str, outcome: Outcome) -> Report:
     """The outcome with the machine that it was measured on, as it is written to JSON."""
     return {
         "benchmark": name,
-        "environment": describe_benchmark_environment(),
+        "environment": describe_benchmark_environment(outcome.settings["threads"]),
         "settings": outcome.settings,
         "results": outcome.results,
         "checks": [asdict(check) for check in outcome.checks],

@@ -98,7 +98,10 @@ def _run(settings: Settings) -> Outcome:
     after = trae_mem.status(streamed)
     both = [statistics.fmean(pair) for pair in zip(*added.values(), strict=True)]
     results = {
-        "added_microseconds": {**{name: spread(added[name]) for name in PASSES}, "mean": spread(both)},
+        "added_microseconds": {
+            **{name: spread(added[name]) for name in PASSES},
+            "mean": spread(both),
+        },
         "empty_block_microseconds": {name: spread(bare[name]) for name in PASSES},
         "acquires": after.acquires - before.acquires,
         "hits": after.hits - before.hits,

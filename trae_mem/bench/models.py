@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,9 @@ class LlamaShape:
 def random_llama(shape: LlamaShape, dtype: torch.dtype) -> LlamaForCausalLM:
     """A model with the same random weights each time."""
     torch.manual_seed(0)
-    return LlamaForCausalLM(shape.config()).to(dtype)
+    model = LlamaForCausalLM(shape.config())
+    nn.Module.to(model, dtype)  # transformers' own `to` is not typed
+    return model
 
 
 def add_adapters(model: nn.Module, rank: int = 8) -> nn.Module:
@@ -54,7 +57,9 @@ def add_adapters(model: nn.Module, rank: int = 8) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     options = LoraConfig(r=rank, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    model = get_peft_model(model, options)  # type: ignore[arg-type]
+    with warnings.catch_warnings():  # PEFT reads a name that transformers is about to change
+        warnings.simplefilter("ignore", FutureWarning)
+        model = get_peft_model(model, options)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in trainable(model):
@@ -71,7 +76,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     """The same for the same bits only."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().contiguous().view(torch.uint8).numpy())
+        found.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 

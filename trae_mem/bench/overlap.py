@@ -9,6 +9,7 @@ computed. `efficiency = max(compute, transfer) / step time`.
 from __future__ import annotations
 
 import copy
+import itertools
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
@@ -97,7 +98,7 @@ class Trainee:
         times.append(time.perf_counter())
         self.losses.append(loss.item())
         self.adapters.append(digest(trainable(self.model)))
-        return StepTimes(*(end - begin for begin, end in zip(times, times[1:], strict=False)))
+        return StepTimes(*(end - begin for begin, end in itertools.pairwise(times)))
 
 
 class Contender(Trainee):
@@ -240,7 +241,8 @@ def _point(ratio: float, link: int, contender: Contender) -> dict[str, Any]:
 
     units, slots = len(contender.runtime.packs), contender.runtime.slots
     forward, backward, compute, transfer = (
-        statistics.median(over_rounds(key)) for key in ("forward", "backward", "compute", "transfer")
+        statistics.median(over_rounds(key))
+        for key in ("forward", "backward", "compute", "transfer")
     )
     load = transfer / contender.expected_loads
     ideal = ideal_step_seconds(

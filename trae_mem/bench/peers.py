@@ -11,7 +11,6 @@ memory that it rests in. Its seconds are therefore those of its hooks alone.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -259,9 +258,9 @@ def training_text(own: list[dict[str, Any]], resident: list[dict[str, Any]]) -> 
     """What came of training, in words."""
     if trains(own, resident):
         return "identical to resident"
-    error = next((one["error"] for one in own if "error" in one), None)
-    if error is not None:
-        return error
+    errors = [str(one["error"]) for one in own if "error" in one]
+    if errors:
+        return errors[0]
     last = own[-1]
     if last["adapters_with_gradient"] < last["adapter_tensors"]:
         return (
@@ -310,17 +309,20 @@ def table(report: Report) -> Table:
     ):
         shown.add_column(column, justify="right")
     shown.add_column("training against resident")
-    seconds: Callable[[Any], str] = lambda found: "-" if found is None else f"{found['median']:.3f}"  # noqa: E731
     for row in report["results"]["variants"]:
         shown.add_row(
             row["variant"],
             format_bytes(row["device_bytes_forward"]),
             format_bytes(row["device_bytes_train"]),
-            seconds(row["forward_seconds"]),
-            seconds(row["train_seconds"]),
+            _median(row["forward_seconds"]),
+            _median(row["train_seconds"]),
             format_bytes(row["loading_peak_bytes"]),
             format_bytes(row["forward_peak_bytes"]),
             format_bytes(row["train_peak_bytes"]),
             row["training"],
         )
     return shown
+
+
+def _median(found: dict[str, float] | None) -> str:
+    return "-" if found is None else f"{found['median']:.3f}"

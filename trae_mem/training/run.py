@@ -146,9 +146,6 @@ class _Session:
         # Seeded here and not earlier, so that LoRA starts the same whatever loading drew.
         set_seed(self.config.seed)
         self.model = models.add_lora(model, section)
-        names = ("gradient_checkpointing", "activation_checkpointing")
-        if any(getattr(self.arguments, name, False) for name in names):
-            self.model.enable_input_require_grads()  # else reentrant checkpointing trains nothing
         self._describe_model(checkpoint)
         if section.enable_lazy_load:
             self._enable_streaming()
