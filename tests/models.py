@@ -46,9 +46,9 @@ def _bert(**changes) -> nn.Module:
 
 _BUILDERS = {"llama": _llama, "gpt2": _gpt2, "bert": _bert}
 _ADAPTED = {
-    "llama": ["q_proj", "v_proj", "o_proj", "down_proj"],
+    "llama": ["v_proj", "down_proj"],
     "gpt2": ["c_attn", "mlp.c_proj"],
-    "bert": ["query", "value", "output.dense"],
+    "bert": ["query", "output.dense"],
 }
 FAMILIES = tuple(_BUILDERS)
 

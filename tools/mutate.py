@@ -1,0 +1,247 @@
+"""Takes each wait, record, release and check out of a copy of the project, one at a time, and
+requires that a test fails.
+
+    python tools/mutate.py              all mutants
+    python tools/mutate.py NAME …       these
+
+A mutant that survives is a missing test. Prints a Markdown table; exit code 1 if one survived.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COPY = ROOT / "build" / "mutants"
+TIME_LIMIT_SECONDS = 300  # a mutant may hang: that is noticed too
+
+STREAMER = "csrc/core/layer_streamer.cpp"
+NATIVE = ("{python}", "tools/native_tests.py", "release", "--gtest_filter=*Streamer*")
+PARITY = ("{python}", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "tests/test_parity.py")
+
+
+def pytest(*files: str) -> tuple[str, ...]:
+    """pytest on these files, up to the first failure."""
+    return (*PARITY[:-1], *files)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of the code, and the tests that must notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "acquire does not wait for the load",
+        STREAMER,
+        "    device_->wait(stream, loaded);\n",
+        "",
+        NATIVE,
+    ),
+    Mutant(
+        "acquire does not wait for the load (seen from Python)",
+        STREAMER,
+        "    device_->wait(stream, loaded);\n",
+        "",
+        PARITY,
+    ),
+    Mutant(
+        "a load does not wait for the slot's release",
+        STREAMER,
+        "  device_->wait(copies, slot.released.handle());\n",
+        "",
+        NATIVE,
+    ),
+    Mutant(
+        "release records no event",
+        STREAMER,
+        "  device_->record(slot.released.handle(), stream);\n",
+        "",
+        NATIVE,
+    ),
+    Mutant(
+        "a second stream's release does not wait for the first's",
+        STREAMER,
+        "  if (slot.user != stream) device_->wait(stream, slot.released.handle());\n",
+        "",
+        NATIVE,
+    ),
+    Mutant(
+        "no event is recorded behind a load",
+        STREAMER,
+        "  device_->record(target.loaded.handle(), copies);\n",
+        "",
+        NATIVE,
+    ),
+    Mutant(
+        "poison does not wait for the release",
+        STREAMER,
+        "    device_->wait(copy_stream_.handle(), slot.released.handle());\n    drop(slot);\n",
+        "    drop(slot);\n",
+        NATIVE,
+    ),
+    Mutant(
+        "prefetch evicts units that are in use or needed sooner",
+        STREAMER,
+        "      if (*owner == unit || units_[*owner].acquired || sooner) break;\n",
+        "      static_cast<void>(sooner);\n",
+        NATIVE,
+    ),
+    Mutant(
+        "invalidate does nothing",
+        STREAMER,
+        "  if (holds(unit)) drop(slots_[units_[unit].slot]);\n",
+        "",
+        NATIVE,
+    ),
+    Mutant(
+        "the version of a weight at rest is not compared",
+        "trae_mem/hooks.py",
+        "            if tensor._version != version or tensor.data_ptr() != address:\n",
+        "            if tensor.data_ptr() != address:\n",
+        pytest("tests/test_changes.py"),
+    ),
+    Mutant(
+        "the address of a weight at rest is not compared",
+        "trae_mem/hooks.py",
+        "            if tensor._version != version or tensor.data_ptr() != address:\n",
+        "            if tensor._version != version:\n",
+        pytest("tests/test_changes.py"),
+    ),
+    Mutant(
+        "a changed unit is not loaded again",
+        "trae_mem/runtime.py",
+        "        self.streamer.invalidate(hooks.index)\n",
+        "",
+        pytest("tests/test_changes.py"),
+    ),
+    Mutant(
+        "a recomputed unit is released at the end of its forward",
+        "trae_mem/hooks.py",
+        "        if self.depth <= 0 and not in_backward():\n",
+        "        if self.depth <= 0:\n",
+        PARITY,
+    ),
+    Mutant(
+        "a unit is released as soon as its backward begins",
+        "trae_mem/hooks.py",
+        "        self.runtime.backward(self)\n",
+        "        self.runtime.backward(self)\n        self.runtime.release(self)\n",
+        PARITY,
+    ),
+    Mutant(
+        "backward does not acquire",
+        "trae_mem/hooks.py",
+        "        self.runtime.backward(self)\n",
+        "        pass\n",
+        PARITY,
+    ),
+    Mutant(
+        "the end of backward releases nothing",
+        "trae_mem/runtime.py",
+        "        torch.autograd.Variable._execution_engine.queue_callback(self.release_current)\n",
+        "",
+        pytest("tests/test_parity.py", "tests/test_changes.py", "tests/test_recorder.py"),
+    ),
+    Mutant(
+        "acquiring a unit does not release the current one",
+        "trae_mem/runtime.py",
+        "            return\n        self.release_current()\n",
+        "            return\n",
+        PARITY,
+    ),
+    Mutant(
+        "what a unit writes to its buffers is not kept",
+        "trae_mem/runtime.py",
+        "        self.written_back_bytes += hooks.keep_writes()\n",
+        "",
+        pytest("tests/test_parity_patterns.py", "tests/test_block_shapes.py"),
+    ),
+)
+
+
+def make_copy() -> None:
+    """A fresh copy of the files that git knows, with build folders kept for speed."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split("\0")
+    for name in filter(None, listed):
+        target = COPY / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != (ROOT / name).read_bytes():
+            shutil.copy(ROOT / name, target)
+
+
+def run(command: tuple[str, ...]) -> tuple[bool, str]:
+    """Runs a test command in the copy; whether it passed, and its output."""
+    filled = [word.format(python=sys.executable) for word in command]
+    # In front of the installed project, which is the one that is not mutated.
+    env = dict(os.environ, PYTHONPATH=str(COPY))
+    build = [sys.executable, "tools/native_build.py", "extension"]
+    try:
+        if "pytest" in command:
+            subprocess.run(build, cwd=COPY, env=env, check=True, capture_output=True)
+        done = subprocess.run(
+            filled, cwd=COPY, env=env, text=True, capture_output=True, timeout=TIME_LIMIT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return False, "hangs"
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+def first_failure(output: str) -> str:
+    """The name of the first test that failed."""
+    for line in output.splitlines():
+        if line.startswith(("[  FAILED  ] ", "FAILED ", "ERROR ")):
+            return line.split("] ")[-1].removeprefix("FAILED ").split(" ")[0].split(",")[0]
+    return output.strip().splitlines()[-1][:100] if output.strip() else "no output"
+
+
+def try_mutant(mutant: Mutant) -> tuple[bool, str]:
+    """Whether the mutant was noticed, and by what."""
+    file = COPY / mutant.file
+    original = file.read_text(encoding="utf-8")
+    if original.count(mutant.old) != 1:
+        return False, f"{mutant.file} has this {original.count(mutant.old)} times, not once"
+    try:
+        file.write_text(original.replace(mutant.old, mutant.new), encoding="utf-8")
+        passed, output = run(mutant.tests)
+    finally:
+        file.write_text(original, encoding="utf-8")
+    return not passed, "SURVIVED" if passed else first_failure(output)
+
+
+def main() -> int:
+    chosen = [m for m in MUTANTS if not sys.argv[1:] or m.name in sys.argv[1:]]
+    make_copy()
+    for tests in dict.fromkeys(mutant.tests for mutant in chosen):
+        passed, output = run(tests)
+        if not passed:
+            print(output, file=sys.stderr)
+            print(f"trae_mem: {' '.join(tests)} fails without a mutant", file=sys.stderr)
+            return 1
+    print("| taken out | noticed by |\n|---|---|", flush=True)
+    survived = 0
+    begin = time.monotonic()
+    for mutant in chosen:
+        killed, by = try_mutant(mutant)
+        survived += not killed
+        print(f"| {mutant.name} | `{by}` |", flush=True)
+    print(f"\n{len(chosen) - survived} of {len(chosen)} noticed, {time.monotonic() - begin:.0f} s")
+    return int(survived > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
