@@ -11,7 +11,7 @@ CXX_FILES = $(wildcard csrc/*/*.h csrc/*/*.cpp)
 STAGES := lint test-native test-asan test-tsan test-python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native demo test $(STAGES) googletest bench format tidy clean distclean
+.PHONY: help setup native demo test $(STAGES) googletest mutate bench format tidy clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -66,12 +66,17 @@ test-python: native ## Python tests; ARGS="-k name -x" goes to pytest
 googletest:
 	@sh tools/check_system.sh tests "$(PYTHON)"
 
+mutate: export HF_HUB_OFFLINE = 1
+mutate: $(READY) googletest ## take out each wait and check in turn; a test must fail (docs/testing.md)
+	@$(BIN)/python tools/mutate.py
+
 # A missed bound does not keep the other benchmarks from running.
 bench: export HF_HUB_OFFLINE = 1
-bench: native ## run the benchmarks; results to docs/results
+bench: native ## run the benchmarks; results and figures to docs/
 	@mkdir -p docs/results; failed=; \
 	for name in overlap footprint hooks peers; do \
-	  $(BIN)/trae-mem bench $$name --json docs/results/$$name.json || failed="$$failed $$name"; \
+	  $(BIN)/trae-mem bench $$name --json docs/results/$$name.json \
+	    --figure docs/figures/$$name.png || failed="$$failed $$name"; \
 	done; \
 	test -z "$$failed" || { echo "bench: a bound was missed in:$$failed"; exit 1; }
 

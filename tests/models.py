@@ -15,6 +15,9 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import trae_mem
+from trae_mem.runtime import find_runtime
+
 UNITS = 7
 VOCABULARY = 61
 SLOW_LINK = 1_000_000  # bytes/s: a unit of these models takes longer than compute ever does
@@ -177,6 +180,20 @@ def assert_unharmed(model: nn.Module, checkpointing: str = "none") -> None:
     assert_same_trace(train(model, 2), trace)
 
 
+def assert_untouched(model: nn.Module) -> None:
+    """``build_lora()`` does not stream, and is what it was."""
+    assert find_runtime(model) is None
+    assert_unharmed(copy.deepcopy(model))
+
+
+def assert_still_streams(model: nn.Module, checkpointing: str = "none") -> None:
+    """``build_lora()`` streams, and is what it was."""
+    status = trae_mem.status(model)
+    assert status.streamed_units + status.resident_units == status.units == UNITS
+    assert_unharmed(model, checkpointing)
+    find_runtime(model).streamer.check_invariants()
+
+
 # --- a stack of blocks of any kind ---------------------------------------------------------------
 
 WIDTH = 16
@@ -302,3 +319,13 @@ def hooked(register: Callable[..., object], function: Callable[..., object]):
         yield
     finally:
         handle.remove()
+
+
+def assert_same_training(make: Callable[[], nn.Module], debug: str | None, **options) -> nn.Module:
+    """Trains ``make()`` with and without streaming; returns the one that streamed."""
+    resident, model = make(), trae_mem.enable(make(), prefetch=1, debug=debug, **options)
+    for seed in range(3):
+        assert_same_tensors(stack_step(model, seed), stack_step(resident, seed))
+    trae_mem.disable(model)
+    assert_same(state_of(model), state_of(resident))
+    return model

@@ -76,6 +76,17 @@ def test_host_memory_of_the_packs_goes_with_the_model():
     assert all(torch.equal(tensor, expected[name]) for name, tensor in state_of(model).items())
 
 
+def test_the_device_is_free_after_disable_without_a_garbage_collection(device):
+    gc.disable()
+    try:
+        model = trae_mem.enable(build_lora(), device=device)
+        backward_step(model)
+        trae_mem.disable(model)
+        assert device.used_bytes == 0
+    finally:
+        gc.enable()
+
+
 def test_a_device_is_used_by_one_model_after_the_other(device):
     for _ in range(3):
         model = trae_mem.enable(build_lora(), device=device)

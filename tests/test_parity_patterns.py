@@ -280,6 +280,38 @@ def test_any_number_of_units_may_stay_on_the_device(kept, debug):
     assert_same_trace(train(model, 2), train(resident, 2))
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+def test_gradients_through_a_cache_of_keys_and_values(debug):
+    """The loss of a second forward reaches the first one's blocks, but not by their outputs."""
+    results = []
+    for streams in (False, True):
+        model = build_lora()
+        if streams:
+            trae_mem.enable(model, prefetch=0, debug=debug)
+        ids = batch()["input_ids"]
+        first = model(input_ids=ids[:, :4], use_cache=True)
+        second = model(input_ids=ids[:, 4:], past_key_values=first.past_key_values, use_cache=True)
+        second.logits.square().mean().backward()
+        results.append(list(take_gradients(model).values()))
+    assert_same_tensors(results[1], results[0])
+
+
+def test_forward_called_without_the_hooks_of_the_model(debug):
+    """As wrappers do: only the blocks' own hooks run then."""
+    resident, model = build_lora(), trae_mem.enable(build_lora(), debug=debug)
+    for number in range(2):
+        for each in (resident, model):
+            each.zero_grad()
+            each.forward(**batch(number)).loss.backward()
+        assert_same_tensors(
+            list(take_gradients(model).values()), list(take_gradients(resident).values())
+        )
+    for each in (resident, model):
+        each.merge_adapter()
+    outputs = [each.base_model.model.forward(**batch()).logits for each in (resident, model)]
+    assert same_bits(*outputs)
+
+
 def test_training_goes_on_after_it_was_enabled_in_the_middle(debug):
     results = []
     for streams in (False, True):

@@ -8,7 +8,8 @@ through one of them, except from tensors that the unit handed out on the side. T
 the unit's outputs in autograd's order all the same, as long as an output takes part in the loss.
 
 An output that is a view hides a second node: an in-place change of it leads gradients past the
-view's node to its base's. An input that was changed in place is an output too. And a node that
+view's node to its base's. An input that was changed in place is an output too, and so are the
+keys and values that a block leaves in a cache, for a later forward to use. And a node that
 another unit's output has already belongs to that unit: one that is handed through.
 
 [Note: late release] Nothing tells when a unit's backward has ended. But autograd runs nodes in
@@ -80,6 +81,8 @@ class UnitHooks(Uncopyable):
         self.unit = unit
         self.tensors = tensors
         self.depth = 0  # how many calls of the module are running
+        number = unit.name.rpartition(".")[2]
+        self._number = int(number) if number.isdecimal() else None  # among the model's layers
         self.suspect = False  # its bytes at rest may have changed without a trace
         self._to_device = [(t.tensor, w) for t, w in zip(tensors, windows, strict=True)]
         self._to_host: list[tuple[Tensor, Tensor]] = []
@@ -88,7 +91,9 @@ class UnitHooks(Uncopyable):
         self.refresh_hosts()
         self._handles = [
             unit.module.register_forward_pre_hook(self.before_forward, prepend=True),
-            unit.module.register_forward_hook(self.after_forward, with_kwargs=True),
+            unit.module.register_forward_hook(
+                self.after_forward, with_kwargs=True, always_call=True
+            ),
         ]
 
     def remove(self) -> None:
@@ -164,14 +169,16 @@ class UnitHooks(Uncopyable):
         self.depth += 1
 
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self.depth -= 1
+        self.depth = max(0, self.depth - 1)
         if torch.is_grad_enabled():
             for tensor in _tensors(output):
                 self._watch_backward(tensor)
             for value in (*args, *kwargs.values()):
                 if isinstance(value, Tensor):
                     self._watch_backward(value)
-        if self.depth <= 0 and not in_backward():
+                elif hasattr(value, "layers"):
+                    self._watch_cache(value.layers)
+        if self.depth == 0 and not in_backward():
             self.runtime.release(self)
 
     def _watch_backward(self, tensor: Tensor) -> None:
@@ -182,6 +189,14 @@ class UnitHooks(Uncopyable):
         node.register_prehook(self.before_backward)
         if tensor._base is not None:
             self._watch_backward(tensor._base)
+
+    def _watch_cache(self, layers: Any) -> None:
+        """For the caches of transformers: lists of layers, numbered as the model's are."""
+        if self._number is not None and self._number < len(layers):
+            for name in ("keys", "values"):
+                tensor = getattr(layers[self._number], name, None)
+                if isinstance(tensor, Tensor):
+                    self._watch_backward(tensor)
 
     def before_backward(self, gradients: Any) -> None:
         if torch.is_grad_enabled():

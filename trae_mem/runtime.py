@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -65,6 +66,7 @@ class Runtime(Uncopyable):
         self._recomputed: int | None = None  # the unit that a recomputation ran last
         self._graph_task = -1  # the backward whose end will release the current unit
         self._passed = False
+        self._thread = 0  # that acquired a unit last
         self.pool = native.PagePool(device)
         # Should there be no room for the slots, the model keeps working from where it rests.
         self.store = build_store(packs, source, device)
@@ -98,6 +100,9 @@ class Runtime(Uncopyable):
         for hooks in self.units:
             hooks.remove()
             _runtime_of_module.pop(hooks.unit.module, None)
+        # The hooks keep the runtime. Without the other direction, all of it goes, and the device's
+        # memory with it, as soon as no graph needs the hooks for a backward that is still to come.
+        self.units = []
         _runtimes.discard(self)
         self.streamer.drain()
 
@@ -121,6 +126,7 @@ class Runtime(Uncopyable):
         self.acquire(hooks, self._travel.BACKWARD)
 
     def acquire(self, hooks: UnitHooks, travel: _native.Travel) -> None:
+        self._take_turn()
         if hooks is self._current:
             return
         self.release_current()
@@ -135,6 +141,17 @@ class Runtime(Uncopyable):
         except BaseException:
             self.release_current()
             raise
+
+    def _take_turn(self) -> None:
+        """The current unit may be replaced, unless another thread is running it just now."""
+        thread = threading.get_ident()
+        current = self._current
+        if current is not None and current.depth > 0 and thread != self._thread:
+            raise TraeMemError(
+                f"two threads run the model at once: unit '{current.unit.name}' is in use, and a "
+                "model that streams uses one unit at a time. Hold a lock for each pass"
+            )
+        self._thread = thread
 
     def _accept_changes(self, hooks: UnitHooks) -> None:
         self.streamer.drain()
@@ -173,6 +190,7 @@ class Runtime(Uncopyable):
             self._passed = True
             self.started_ns = time.monotonic_ns()
         if not in_backward():
+            self._take_turn()
             self.release_current()  # left over from a pass that an exception ended
             for callback in self.before_pass:
                 callback()

@@ -27,10 +27,10 @@ class HostLink {
 
   // What a stream did between two transfers that no bus would have waited for (page-table work, a
   // sleep that ended late): the next transfer counts as begun that much earlier, if the link was
-  // free then.
+  // free then. Capped: after a machine's long pause the link must not run ahead for many transfers.
   void excuse(std::chrono::steady_clock::duration duration) {
     const std::lock_guard lock(mutex_);
-    excused_ += duration;
+    excused_ = std::min<std::chrono::steady_clock::duration>(excused_ + duration, kMostExcused);
   }
 
   // Takes the link for `bytes` from `begin` on, behind what was booked before; returns when they
@@ -46,6 +46,8 @@ class HostLink {
   }
 
  private:
+  static constexpr auto kMostExcused = std::chrono::milliseconds(5);
+
   std::uint64_t bytes_per_second_;
   std::mutex mutex_;
   std::chrono::steady_clock::duration excused_{};  // since the last transfer

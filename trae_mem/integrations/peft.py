@@ -134,3 +134,4 @@ class MergeWatch:
         for watched in self._watched:
             for place in watched:
                 place.restore()
+        self._units, self._watched = {}, []
