@@ -212,9 +212,9 @@ TEST(HostLinkTest, ADelayThatIsExcusedMovesTheNextBeginOnce) {
   using std::chrono::milliseconds;
   HostLink link(1'000'000);
   const std::chrono::steady_clock::time_point start{};
+  link.excuse(milliseconds(1));
   link.excuse(milliseconds(3));
-  link.excuse(milliseconds(4));
-  EXPECT_EQ(link.book(2'000, start + milliseconds(50)), start + milliseconds(45));
+  EXPECT_EQ(link.book(2'000, start + milliseconds(50)), start + milliseconds(48));
   EXPECT_EQ(link.book(2'000, start + milliseconds(60)), start + milliseconds(62));
 }
 
@@ -223,8 +223,16 @@ TEST(HostLinkTest, AnExcuseFreesNoBusyLink) {
   HostLink link(1'000'000);
   const std::chrono::steady_clock::time_point start{};
   static_cast<void>(link.book(20'000, start));
-  link.excuse(milliseconds(15));
-  EXPECT_EQ(link.book(2'000, start + milliseconds(25)), start + milliseconds(22));
+  link.excuse(milliseconds(5));
+  EXPECT_EQ(link.book(2'000, start + milliseconds(22)), start + milliseconds(22));
+}
+
+TEST(HostLinkTest, ALongPauseIsExcusedInPartOnly) {
+  using std::chrono::milliseconds;
+  HostLink link(1'000'000);
+  const std::chrono::steady_clock::time_point start{};
+  link.excuse(milliseconds(200));
+  EXPECT_EQ(link.book(2'000, start + milliseconds(300)), start + milliseconds(297));
 }
 
 TEST(HostDeviceOptionsTest, TheEnvironmentGivesTheOptions) {

@@ -71,7 +71,7 @@ def _overlap(report: Report) -> Figure:
         label = f"prefetch {prefetch} ({own[ratios[0]]['slots']} slots)"
         axes.bar(places, medians, width * 0.92, color=colors[number % len(colors)], label=label)
         axes.errorbar(places, medians, errors, fmt="none", ecolor="black", elinewidth=0.8)
-        ideal = [own[ratio]["efficiency_of_ideal_engine"] for ratio in ratios]
+        ideal = [own[ratio]["efficiency_of_ideal_engine"]["median"] for ratio in ratios]
         axes.plot(
             places,
             ideal,

@@ -9,13 +9,14 @@ computed. `efficiency = max(compute, transfer) / step time`.
 from __future__ import annotations
 
 import copy
-import itertools
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from rich import box
 from rich.table import Table
 from torch import nn
 
@@ -32,6 +33,7 @@ from trae_mem.bench.models import (
 )
 from trae_mem.bench.schedule import ideal_step_seconds
 from trae_mem.native import load_native
+from trae_mem.recorder import Event
 from trae_mem.report.summary import Check
 from trae_mem.runtime import Runtime, find_runtime
 
@@ -45,8 +47,8 @@ class Settings:
 
     # Many tokens to few weights, as on a GPU, where break-even lies at thousands of tokens: the
     # copies' own use of the cores and of the memory must not slow down compute.
-    shape: LlamaShape = field(default_factory=lambda: LlamaShape(64, 256, 704))
-    batch: int = 6
+    shape: LlamaShape = field(default_factory=lambda: LlamaShape(64, 192, 512))
+    batch: int = 8
     length: int = 64  # tokens
     ratios: tuple[float, ...] = (0.5, 1.0, 2.0)  # transfer / compute
     prefetches: tuple[int, ...] = (0, 1, 2, 4)
@@ -57,21 +59,7 @@ class Settings:
     threads: int = 1
 
 
-QUICK = Settings(shape=LlamaShape(48, 256, 704), batch=4, rounds=3, rounds_beside=1)
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of one training step."""
-
-    forward: float
-    backward: float
-    optimizer: float
-
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return self.forward + self.backward + self.optimizer
+QUICK = Settings(shape=LlamaShape(48, 192, 512), batch=6, rounds=3, rounds_beside=1)
 
 
 class Trainee:
@@ -84,21 +72,19 @@ class Trainee:
         self._settings = settings
         self._optimizer = torch.optim.AdamW(trainable(model), lr=1e-3, fused=True)
 
-    def step(self) -> StepTimes:
-        """Trains one step."""
+    def step(self) -> float:
+        """Trains one step; seconds."""
         shape, batch = self._settings.shape, self._settings.batch
         ids = tokens(len(self.losses), batch, self._settings.length, shape.vocabulary)
         self._optimizer.zero_grad()
-        times = [time.perf_counter()]
+        begin = time.perf_counter()
         loss = loss_of(self.model, ids)
-        times.append(time.perf_counter())
         loss.backward()  # type: ignore[no-untyped-call]
-        times.append(time.perf_counter())
         self._optimizer.step()
-        times.append(time.perf_counter())
+        seconds = time.perf_counter() - begin
         self.losses.append(loss.item())
         self.adapters.append(digest(trainable(self.model)))
-        return StepTimes(*(end - begin for begin, end in itertools.pairwise(times)))
+        return seconds
 
 
 class Contender(Trainee):
@@ -110,6 +96,7 @@ class Contender(Trainee):
         self.runtime: Runtime
         self.rounds: list[dict[str, float]] = []
         self.loads: list[int] = []  # in each measured step
+        self.stall_seconds = 0.0  # of the last measured step
 
     def connect(self, link_bytes_per_second: int) -> None:
         """Streams over a link of that speed from now on, and takes a step to fill the slots."""
@@ -125,12 +112,15 @@ class Contender(Trainee):
         """The loads of a step: at each turn-around the units in slots are used again."""
         return loads_of_step(len(self.runtime.packs), self.prefetch)
 
-    def measured_step(self) -> float:
-        """Trains one step and counts its loads; seconds."""
-        before = trae_mem.status(self.model).loads
-        seconds = self.step().total
-        self.loads.append(trae_mem.status(self.model).loads - before)
-        return seconds
+    def measured_step(self) -> tuple[float, list[float]]:
+        """Trains one step; its seconds, and those that each use of a unit computed for."""
+        with trae_mem.Recorder(self.model) as recorder:
+            seconds = self.step()
+            events = recorder.events()
+        self.loads.append(sum(event.kind == "load" for event in events))
+        stalls = [event.end_ns - event.begin_ns for event in events if event.kind == "stall"]
+        self.stall_seconds = sum(stalls) / 1e9
+        return seconds, compute_seconds_of_uses(events)
 
     def seconds_per_load(self) -> float:
         """The loads of one step through the same engine and link, with no compute in between."""
@@ -142,6 +132,20 @@ class Contender(Trainee):
                 engine.acquire(unit, 0, direction)
                 engine.release(unit, 0)
         return (time.perf_counter() - begin) / self.expected_loads
+
+
+def compute_seconds_of_uses(events: Sequence[Event]) -> list[float]:
+    """Seconds from each acquire to the next, without the time that the next one waited.
+
+    What lies between two uses, the loss for example, counts to the one before.
+    """
+    acquires = [event for event in events if event.kind == "acquire"]
+    waited = {
+        event.end_ns: event.end_ns - event.begin_ns for event in events if event.kind == "stall"
+    }
+    ends = [event.end_ns - waited.get(event.end_ns, 0) for event in acquires[1:]]
+    ends.append(max(event.end_ns for event in events if event.kind == "release"))
+    return [(end - use.end_ns) / 1e9 for use, end in zip(acquires, ends, strict=True)]
 
 
 def loads_of_step(units: int, prefetch: int) -> int:
@@ -182,7 +186,7 @@ def _at_ratio(
     ratio: float, resident: Trainee, contenders: list[Contender], settings: Settings
 ) -> list[dict[str, Any]]:
     """One link speed, every prefetch: in turns with the resident model, A B A C A D A."""
-    calibration = [resident.step().total for _ in range(settings.calibration_steps)]
+    calibration = [resident.step() for _ in range(settings.calibration_steps)]
     compute = statistics.median(calibration)
     link = _link_speed(ratio * compute, resident.model, settings)
     for contender in contenders:
@@ -193,9 +197,10 @@ def _at_ratio(
         before = resident.step()
         turns = contenders if number < settings.rounds_beside else [clock]
         for contender in turns[:: -1 if number % 2 else 1]:
-            streamed = contender.measured_step()
+            step, uses = contender.measured_step()
             after = resident.step()
-            contender.rounds.append(_round_of(contender, before, streamed, after, seconds_per_load))
+            compute = (before + after) / 2
+            contender.rounds.append(_round_of(contender, compute, step, uses, seconds_per_load))
             before = after
     points = [_point(ratio, link, contender) for contender in contenders]
     for contender in contenders:
@@ -214,58 +219,42 @@ def _link_speed(seconds: float, model: nn.Module, settings: Settings) -> int:
 
 
 def _round_of(
-    contender: Contender,
-    before: StepTimes,
-    streamed: float,
-    after: StepTimes,
-    seconds_per_load: float,
+    contender: Contender, compute: float, step: float, uses: list[float], load: float
 ) -> dict[str, float]:
-    """One streamed step between two resident ones."""
-    compute = (before.total + after.total) / 2
-    transfer = seconds_per_load * contender.expected_loads
+    """One streamed step; `compute` is that of the resident steps before and after it."""
+    units, prefetch = len(uses) // 2, contender.prefetch
+    transfer = load * contender.expected_loads
+    ideal = ideal_step_seconds(
+        uses[:units], uses[units:], load, slots=contender.runtime.slots, prefetch=prefetch
+    )
+    ideal += step - contender.stall_seconds - sum(uses)  # the optimizer, and what lies outside
     return {
-        "compute": compute,
-        "forward": (before.forward + after.forward) / 2,
-        "backward": (before.backward + after.backward) / 2,
-        "transfer": transfer,
-        "step": streamed,
-        "efficiency": max(compute, transfer) / streamed,
-        "step_over_resident": streamed / compute,
+        "compute_seconds": compute,
+        "transfer_seconds": transfer,
+        "step_seconds": step,
+        "forward_seconds": sum(uses[:units]),
+        "backward_seconds": sum(uses[units:]),
+        "seconds_per_load": load,
+        "efficiency": max(compute, transfer) / step,
+        "efficiency_of_ideal_engine": max(compute, transfer) / ideal,
+        "step_over_ideal_engine": step / ideal,
+        "step_over_resident": step / compute,
         "transfer_over_compute": transfer / compute,
     }
 
 
 def _point(ratio: float, link: int, contender: Contender) -> dict[str, Any]:
-    def over_rounds(key: str) -> list[float]:
-        return [measured[key] for measured in contender.rounds]
-
-    units, slots = len(contender.runtime.packs), contender.runtime.slots
-    forward, backward, compute, transfer = (
-        statistics.median(over_rounds(key))
-        for key in ("forward", "backward", "compute", "transfer")
-    )
-    load = transfer / contender.expected_loads
-    ideal = ideal_step_seconds(
-        forward / units, backward / units, load, units, slots, contender.prefetch
-    ) + (compute - forward - backward)
+    rounds = contender.rounds
     return {
         "ratio": ratio,
         "prefetch": contender.prefetch,
-        "slots": slots,
+        "slots": contender.runtime.slots,
         "link_bytes_per_second": link,
+        "nominal_seconds_per_load": max(pack.bytes for pack in contender.runtime.packs) / link,
         "loads_per_step": contender.expected_loads,
         "steps_with_other_loads": sum(n != contender.expected_loads for n in contender.loads),
-        "seconds_per_load": load,
-        "nominal_seconds_per_load": max(pack.bytes for pack in contender.runtime.packs) / link,
-        **{
-            f"{key}_seconds": spread(over_rounds(key))
-            for key in ("compute", "forward", "backward", "transfer", "step")
-        },
-        **{
-            key: spread(over_rounds(key))
-            for key in ("efficiency", "step_over_resident", "transfer_over_compute")
-        },
-        "efficiency_of_ideal_engine": max(compute, transfer) / ideal,
+        **{key: spread([measured[key] for measured in rounds]) for key in rounds[0]},
+        "rounds": rounds,
     }
 
 
@@ -303,19 +292,24 @@ def _checks(
 
 def table(report: Report) -> Table:
     """The results, a row for each link speed and prefetch."""
-    shown = Table(title="Overlap of loads and compute (medians, seconds)", title_justify="left")
+    shown = Table(
+        title="Overlap of loads and compute (medians, seconds)",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        caption="link: transfer / compute as it was set. ideal: the efficiency of an engine without "
+        "any cost, given the same computing times; the last column is what ours costs beyond it.",
+    )
     for column in (
         "link",
-        "prefetch",
+        "pre-\nfetch",
         "compute",
         "transfer",
         "step",
-        "/ resident",
-        "efficiency",
-        "quartiles",
+        "efficiency\n(quartiles)",
         "ideal",
+        "step /\nideal",
     ):
-        shown.add_column(column, justify="right")
+        shown.add_column(column, justify="right", no_wrap=True)
     for point in report["results"]["points"]:
         efficiency = point["efficiency"]
         shown.add_row(
@@ -325,12 +319,8 @@ def table(report: Report) -> Table:
                 f"{point[key]['median']:.3f}"
                 for key in ("compute_seconds", "transfer_seconds", "step_seconds")
             ),
-            f"{point['step_over_resident']['median']:.3f}",
-            f"{efficiency['median']:.3f}",
-            f"{efficiency['q1']:.3f}-{efficiency['q3']:.3f}",
-            f"{point['efficiency_of_ideal_engine']:.3f}",
+            f"{efficiency['median']:.3f} ({efficiency['q1']:.2f}-{efficiency['q3']:.2f})",
+            f"{point['efficiency_of_ideal_engine']['median']:.3f}",
+            f"{point['step_over_ideal_engine']['median']:.3f}",
         )
-    shown.caption = (
-        "link: transfer / compute as it was set; ideal: an engine without cost of its own"
-    )
     return shown

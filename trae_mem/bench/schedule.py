@@ -1,24 +1,33 @@
 """The step time of an engine without any cost of its own: what the rules of streaming allow.
 
 `max(compute, transfer)` cannot be reached exactly. Forward and backward each have a balance of
-their own, and at each turn-around the link has nothing to do: the slots hold the units that are
-needed next, and none can be loaded before one of them is done with.
+their own; at each turn-around the link has nothing to do, since the slots hold the units that are
+needed next; and where compute is quicker for a while than the link, and slower for a while, few
+slots cannot even it out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def ideal_step_seconds(
-    forward: float, backward: float, load: float, units: int, slots: int, prefetch: int
+    forward: Sequence[float],
+    backward: Sequence[float],
+    load: float,
+    *,
+    slots: int,
+    prefetch: int,
 ) -> float:
     """Seconds of a training step in the steady state, without checkpointing.
 
     Args:
-        forward: seconds of compute of one unit, forward.
-        backward: the same, backward.
+        forward: seconds of compute of each unit forward, from the first unit to the last.
+        backward: seconds of compute of each unit backward, from the last unit to the first.
         load: seconds that the link takes for one unit.
-        units, slots, prefetch: as in ``trae_mem.enable``.
+        slots, prefetch: as in ``trae_mem.enable``.
     """
+    units = len(forward)
     schedule = _Schedule(load, min(slots, units), prefetch)
     before = 0.0
     for _ in range(2):  # the first step settles, the second is the steady state
@@ -39,13 +48,13 @@ class _Schedule:
         self._ready = [0.0] * slots  # when its owner's bytes are there
         self._released = [0.0] * slots  # when its owner's last use ends
 
-    def run_through(self, order: list[int], seconds: float) -> None:
+    def run_through(self, order: list[int], seconds: Sequence[float]) -> None:
         for position, unit in enumerate(order):
             self._require(unit)
             slot = unit % self._slots
             begin = max(self.now, self._ready[slot])
             self._prefetch_from(order, position)
-            self.now = begin + seconds
+            self.now = begin + seconds[position]
             self._released[slot] = self.now
 
     def _prefetch_from(self, order: list[int], position: int) -> None:
