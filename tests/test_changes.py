@@ -171,6 +171,29 @@ def test_a_weight_that_blocks_share(change):
         assert_same_tensors(stack_step(model, step), stack_step(resident, step))
 
 
+def test_no_load_is_in_flight_when_the_memory_that_it_reads_goes():
+    """A load ahead of the change may still be reading the memory that was there before."""
+    model = trae_mem.enable(build_lora(), source="ram")
+    logits(model)
+    calls = []
+
+    class Listening:
+        """Stands before an object and notes which of its methods are called."""
+
+        def __init__(self, target):
+            self._target = target
+
+        def __getattr__(self, name):
+            calls.append(name)
+            return getattr(self._target, name)
+
+    runtime(model).streamer = Listening(runtime(model).streamer)
+    runtime(model).store = Listening(runtime(model).store)
+    weight(model, 0).data = weight(model, 0).data.clone()
+    logits(model)
+    assert calls.index("drain") < calls.index("accept") < calls.index("invalidate")
+
+
 def test_unchanged_units_are_not_loaded_again():
     model = trae_mem.enable(build_lora(), slots=UNITS)
     backward_step(model)

@@ -151,6 +151,19 @@ def test_disable_after_an_interrupted_step(debug):
     assert_unharmed(model)
 
 
+def test_a_pass_begins_with_no_unit_in_use():
+    """The first block is acquired anew, though the interrupted pass ended in it."""
+    model = trae_mem.enable(build_lora())
+    with (
+        hooked(blocks(model)[0].mlp.register_forward_hook, interrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        logits(model)
+    before = trae_mem.status(model).acquires
+    logits(model)
+    assert trae_mem.status(model).acquires == before + UNITS
+
+
 @pytest.mark.parametrize("moment", ["show_device", "show_host", "keep_writes", "accept_changes"])
 def test_an_interrupt_inside_of_the_runtime(moment, monkeypatch, debug):
     """Ctrl-C may arrive anywhere; at each of these moments a unit is half moved."""

@@ -14,6 +14,7 @@ from models import (
     assert_same_trace,
     batch,
     build,
+    logits,
     named_tensors,
     same_bits,
     state_of,
@@ -102,6 +103,24 @@ def test_tied_weights_are_tied(tmp_path):
     model = trae_mem.load_lazily(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert_same(state_of(model), state_of(build(tie_word_embeddings=True)))
+
+
+def test_changes_made_before_it_streams_are_kept(tmp_path):
+    """Each tensor shares its first and its last page of memory with its neighbours."""
+    for source in ("auto", "ram"):
+        folder = write_checkpoint("llama", tmp_path / source)
+        model, expected = trae_mem.load_lazily(folder), build()
+        for each in (model.requires_grad_(False), expected):
+            with torch.no_grad():
+                for number, parameter in enumerate(each.parameters()):
+                    if number % 3 == 0:
+                        parameter.view(-1)[-1] = 7
+                        parameter.view(-1)[0] = 5
+        trae_mem.enable(model, source=source)
+        assert_same(state_of(model), state_of(expected))
+        assert same_bits(logits(model), logits(expected))
+        trae_mem.disable(model)
+        assert_same(state_of(model), state_of(expected))
 
 
 def test_the_file_is_never_written(tmp_path):

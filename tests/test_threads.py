@@ -6,7 +6,18 @@ import threading
 
 import pytest
 import torch
-from models import assert_still_streams, batch, blocks, build_lora, hooked, logits, same_bits
+from models import (
+    assert_same,
+    assert_still_streams,
+    backward_step,
+    batch,
+    blocks,
+    build_lora,
+    gradients,
+    hooked,
+    logits,
+    same_bits,
+)
 
 import trae_mem
 
@@ -52,7 +63,7 @@ def test_a_second_thread_that_runs_between_two_blocks_makes_the_first_one_fail(d
 
     def wait_inside(*args):
         inside.set()
-        go_on.wait()
+        go_on.wait(60)
 
     def second() -> None:
         with hooked(blocks(model)[5].mlp.register_forward_hook, wait_inside), torch.no_grad():
@@ -63,16 +74,18 @@ def test_a_second_thread_that_runs_between_two_blocks_makes_the_first_one_fail(d
     def let_second_in(*args):
         if threading.current_thread() is not thread:
             thread.start()
-            inside.wait()
+            inside.wait(60)
 
     block = blocks(model)[2]
-    with (
-        hooked(block.register_forward_hook, let_second_in),  # behind ours: the unit is released
-        pytest.raises(trae_mem.TraeMemError, match="two threads"),
-    ):
-        model(**batch())
-    go_on.set()
-    thread.join()
+    try:
+        with (
+            hooked(block.register_forward_hook, let_second_in),  # ours has released the unit
+            pytest.raises(trae_mem.TraeMemError, match="two threads"),
+        ):
+            model(**batch())
+    finally:
+        go_on.set()
+        thread.join()
     assert same_bits(outputs[0], resident(input_ids=batch(1)["input_ids"]).logits)
     assert_still_streams(model)
 
@@ -87,8 +100,6 @@ def test_threads_that_take_turns(debug):
 
 
 def test_a_backward_in_another_thread(debug):
-    from models import assert_same, backward_step, gradients
-
     model, resident = trae_mem.enable(build_lora(), debug=debug), build_lora()
     loss = model(**batch()).loss
     assert not in_thread(loss.backward)

@@ -1,6 +1,5 @@
 #include "host_device.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,7 +10,7 @@
 #include "error.h"
 #include "options.h"
 
-#ifndef MADV_POPULATE_READ  // Linux 5.14; an older kernel answers EINVAL and pages fault in singly
+#ifndef MADV_POPULATE_READ  // Linux 5.14; only a hint: before it, pages fault in one by one
 #define MADV_POPULATE_READ 22
 #endif
 
@@ -21,11 +20,6 @@ namespace {
 constexpr int kReadWrite = PROT_READ | PROT_WRITE;
 // Throttled copies go in pieces, so that the link is shared fairly and a long copy is smooth.
 constexpr std::size_t kLinkPieceBytes = std::size_t{1} << 20;
-
-std::size_t machine_memory() {
-  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
-}
 
 void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
@@ -72,42 +66,27 @@ class MappedHostBuffer final : public HostBuffer {
 }  // namespace
 
 HostDeviceOptions HostDeviceOptions::from_environment() {
-  HostDeviceOptions options;
-  options.link_bytes_per_second = option_number("link_bytes_per_second");
-  options.faults = option_text("faults");
-  options.random_delay_us = option_number("random_delay_us");
-  options.seed = option_number("seed");
-  return options;
+  return {.link_bytes_per_second = option_number("link_bytes_per_second"),
+          .faults = option_text("faults"),
+          .random_delay_us = option_number("random_delay_us"),
+          .seed = option_number("seed")};
 }
 
 HostDevice::HostDevice(HostDeviceOptions options)
     : options_(std::move(options)),
       faults_(options_.faults),
       link_(options_.link_bytes_per_second),
-      capacity_((options_.memory_bytes != 0 ? options_.memory_bytes : machine_memory()) /
-                kPageBytes * kPageBytes),
-      random_(options_.seed) {
-  if (capacity_ == 0) throw InvalidArgument("host device: its memory must be at least 2 MiB");
-  memory_fd_ = memfd_create("trae_mem", MFD_CLOEXEC);
-  if (memory_fd_ < 0) throw DeviceError(with_errno("host device: memfd_create"));
-  void* base = mmap(nullptr, capacity_, kReadWrite, MAP_SHARED | MAP_NORESERVE, memory_fd_, 0);
-  if (base == MAP_FAILED) {
-    close(memory_fd_);
-    throw DeviceError(with_errno("host device: no addresses for " + format_bytes(capacity_)));
-  }
-  base_ = static_cast<std::byte*>(base);
-}
+      memory_(options_.memory_bytes),
+      random_(options_.seed) {}
 
 HostDevice::~HostDevice() {
   streams_.clear();  // joins their threads, which still write to pages
   for (const auto& [address, bytes] : reservations_) munmap(pointer(address), bytes);
-  munmap(base_, capacity_);
-  close(memory_fd_);
 }
 
 DeviceInfo HostDevice::info() const {
   const std::lock_guard lock(mutex_);
-  return {"host", capacity_, used_};
+  return {"host", memory_.capacity(), memory_.used()};
 }
 
 // --- addresses and physical memory ------------------------------------------------------------
@@ -147,73 +126,12 @@ PageHandle HostDevice::create(std::size_t bytes) {
   require_whole_pages("create", 0, bytes);
   faults_.check("create");
   const std::lock_guard lock(mutex_);
-  if (bytes > capacity_ - used_) {
-    throw OutOfMemory("host device: no room for " + format_bytes(bytes) + ": " +
-                      format_bytes(used_) + " of " + format_bytes(capacity_) + " in use");
-  }
-  const std::size_t offset = take_range(bytes);
-  used_ += bytes;
-  const std::uint64_t id = next_id_++;
-  handles_[id] = std::make_shared<Pages>(Pages{offset, bytes, 0, false});
-  return PageHandle{id};
-}
-
-std::size_t HostDevice::take_range(std::size_t bytes) {
-  for (auto range = free_ranges_.begin(); range != free_ranges_.end(); ++range) {
-    const auto [offset, length] = *range;
-    if (length < bytes) continue;
-    free_ranges_.erase(range);
-    if (length > bytes) free_ranges_.emplace(offset + bytes, length - bytes);
-    return offset;
-  }
-  // Free ranges that are each too short may add up to enough: a handle is contiguous all the same.
-  if (bytes > capacity_ - end_) {
-    throw OutOfMemory("host device: no contiguous room for " + format_bytes(bytes));
-  }
-  if (ftruncate(memory_fd_, static_cast<off_t>(end_ + bytes)) != 0) {
-    throw DeviceError(with_errno("create: cannot grow by " + format_bytes(bytes)));
-  }
-  return std::exchange(end_, end_ + bytes);
-}
-
-void HostDevice::give_back_range(std::size_t offset, std::size_t bytes) {
-  fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-            static_cast<off_t>(bytes));
-  // Neighbours become one, and a range at the end gives the file's length back.
-  const auto next = free_ranges_.find(offset + bytes);
-  if (next != free_ranges_.end()) {
-    bytes += next->second;
-    free_ranges_.erase(next);
-  }
-  const auto behind = free_ranges_.lower_bound(offset);
-  if (behind != free_ranges_.begin()) {
-    const auto previous = std::prev(behind);
-    if (previous->first + previous->second == offset) {
-      offset = previous->first;
-      bytes += previous->second;
-      free_ranges_.erase(previous);
-    }
-  }
-  if (offset + bytes == end_) {
-    end_ = offset;
-  } else {
-    free_ranges_.emplace(offset, bytes);
-  }
+  return memory_.create(bytes);
 }
 
 void HostDevice::release(PageHandle handle) {
   const std::lock_guard lock(mutex_);
-  const auto found = handles_.find(static_cast<std::uint64_t>(handle));
-  if (found == handles_.end()) throw InvalidArgument("release: not a page handle");
-  found->second->released = true;
-  free_if_unused(*found->second);
-  handles_.erase(found);
-}
-
-void HostDevice::free_if_unused(const Pages& pages) {
-  if (!pages.released || pages.mappings > 0) return;
-  used_ -= pages.bytes;
-  give_back_range(pages.offset, pages.bytes);
+  memory_.release(handle);
 }
 
 bool HostDevice::is_reserved(Address address, std::size_t bytes) const {
@@ -227,21 +145,17 @@ void HostDevice::map(Address address, std::size_t bytes, PageHandle handle) {
   require_whole_pages("map", address, bytes);
   faults_.check("map");
   const std::lock_guard lock(mutex_);
-  const auto found = handles_.find(static_cast<std::uint64_t>(handle));
-  if (found == handles_.end()) throw InvalidArgument("map: not a page handle");
-  if (found->second->bytes != bytes) throw InvalidArgument("map: not the whole handle");
+  std::shared_ptr<HostMemory::Pages> pages = memory_.find(handle);
+  if (pages == nullptr) throw InvalidArgument("map: not a page handle");
+  if (pages->bytes != bytes) throw InvalidArgument("map: not the whole handle");
   if (!is_reserved(address, bytes)) throw InvalidArgument("map: the addresses are not reserved");
   const auto next = mappings_.lower_bound(address);
   const bool overlaps_next = next != mappings_.end() && next->first < address + bytes;
   const bool overlaps_previous =
       next != mappings_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address;
   if (overlaps_next || overlaps_previous) throw InvalidArgument("map: already mapped there");
-  if (mmap(pointer(address), bytes, kReadWrite, MAP_SHARED | MAP_FIXED, memory_fd_,
-           static_cast<off_t>(found->second->offset)) == MAP_FAILED) {
-    throw DeviceError(with_errno("map: " + format_bytes(bytes)));
-  }
-  ++found->second->mappings;
-  mappings_[address] = Mapping{bytes, found->second};
+  memory_.map(address, *pages);
+  mappings_[address] = Mapping{bytes, std::move(pages)};
 }
 
 void HostDevice::unmap(Address address, std::size_t bytes) {
@@ -250,9 +164,7 @@ void HostDevice::unmap(Address address, std::size_t bytes) {
   Address position = address;
   auto mapping = mappings_.find(address);
   for (auto next = mapping; position < address + bytes; ++next) {
-    if (next == mappings_.end() || next->first != position) {
-      throw InvalidArgument("unmap: only whole mappings can be unmapped");
-    }
+    if (next == mappings_.end() || next->first != position) break;
     position += next->second.bytes;
   }
   if (position != address + bytes) {
@@ -262,8 +174,7 @@ void HostDevice::unmap(Address address, std::size_t bytes) {
     throw DeviceError(with_errno("unmap: " + format_bytes(bytes)));
   }
   while (mapping != mappings_.end() && mapping->first < address + bytes) {
-    --mapping->second.pages->mappings;
-    free_if_unused(*mapping->second.pages);
+    memory_.unmapped(*mapping->second.pages);
     mapping = mappings_.erase(mapping);
   }
 }
@@ -375,7 +286,7 @@ std::vector<std::span<std::byte>> HostDevice::pieces(Address address, std::size_
     --mapping;
     const std::size_t skipped = address - mapping->first;
     const std::size_t piece = std::min(bytes, mapping->second.bytes - skipped);
-    std::byte* begin = base_ + mapping->second.pages->offset + skipped;
+    std::byte* begin = memory_.base_bytes(*mapping->second.pages).data() + skipped;
     if (!result.empty() && result.back().data() + result.back().size() == begin) {
       result.back() = {result.back().data(), result.back().size() + piece};
     } else {
@@ -444,27 +355,21 @@ void HostDevice::run(std::function<void()> work, StreamHandle stream) {
   submit(stream, std::move(work));
 }
 
-void HostDevice::advise(Address begin, std::size_t length, int advice) {
-  const auto started = std::chrono::steady_clock::now();
-  madvise(pointer(begin), length, advice);
-  link_.excuse(std::chrono::steady_clock::now() - started);
+void HostDevice::advise(Address address, std::size_t bytes, int advice, StreamHandle stream) {
+  static_cast<void>(pieces(address, bytes));  // throws for a range that is not mapped
+  submit(stream, [this, range = around(address, bytes), advice] {
+    const auto started = std::chrono::steady_clock::now();
+    madvise(pointer(range.first), range.second, advice);
+    link_.excuse(std::chrono::steady_clock::now() - started);
+  });
 }
 
 void HostDevice::prepare(Address address, std::size_t bytes, StreamHandle stream) {
-  static_cast<void>(pieces(address, bytes));  // throws for a range that is not mapped
-  const auto [begin, length] = around(address, bytes);
-  submit(stream, [this, begin = begin, length = length] {
-    // Only a hint: where the kernel does not know the advice, pages fault in one by one.
-    advise(begin, length, MADV_POPULATE_READ);
-  });
+  advise(address, bytes, MADV_POPULATE_READ, stream);
 }
 
 void HostDevice::rest(Address address, std::size_t bytes, StreamHandle stream) {
-  static_cast<void>(pieces(address, bytes));  // throws for a range that is not mapped
-  const auto [begin, length] = around(address, bytes);
-  submit(stream, [this, begin = begin, length = length] {
-    advise(begin, length, MADV_DONTNEED);  // shared memory: the bytes stay
-  });
+  advise(address, bytes, MADV_DONTNEED, stream);  // shared memory: the bytes stay
 }
 
 std::unique_ptr<HostBuffer> HostDevice::allocate_host(std::size_t bytes) {
@@ -484,21 +389,12 @@ void HostDevice::random_delay() {
 
 void HostDevice::check_invariants() const {
   const std::lock_guard lock(mutex_);
-  std::size_t living = 0;
-  std::map<const Pages*, std::size_t> mapped;
+  std::map<const HostMemory::Pages*, std::size_t> mapped;
   for (const auto& [address, mapping] : mappings_) {
     if (!is_reserved(address, mapping.bytes)) throw Error("a mapping lies outside reservations");
     ++mapped[mapping.pages.get()];
   }
-  for (const auto& [id, pages] : handles_) mapped.try_emplace(pages.get(), 0);
-  for (const auto& [pages, count] : mapped) {
-    if (pages->mappings != count) throw Error("a page's count of mappings is wrong");
-    living += pages->bytes;
-  }
-  if (living != used_) throw Error("the count of used bytes is wrong");
-  std::size_t free = 0;
-  for (const auto& [offset, bytes] : free_ranges_) free += bytes;
-  if (free + used_ != end_) throw Error("free and used bytes do not add up");
+  memory_.check_invariants(std::move(mapped));
 }
 
 }  // namespace trae_mem

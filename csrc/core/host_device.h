@@ -1,4 +1,5 @@
-// RAM as a device: physical pages are ranges of one memfd, mapping is mmap, streams are threads.
+// RAM as a device: physical pages are ranges of one memfd (host_memory.h), mapping is mmap, streams
+// are threads.
 //
 // Everything that a GPU offers is here for real: one page mapped at many addresses shows the
 // same bytes, copies run beside the caller's compute, an event orders two streams. The calling
@@ -9,6 +10,10 @@
 // the windows that alias those pages are only read by compute. Each page-table entry counts as
 // resident memory, so `rest` drops those of a window and `prepare` brings them back in one call:
 // the process's RSS stays at what the pages really hold, however many windows alias them.
+//
+// Ownership. The device owns addresses, mappings, streams and events; its HostMemory owns the
+// pages. Both are guarded by one mutex, which is never held while stream work runs or is waited
+// for.
 #pragma once
 
 #include <map>
@@ -23,6 +28,7 @@
 #include "device.h"
 #include "fault_plan.h"
 #include "host_link.h"
+#include "host_memory.h"
 #include "host_stream.h"
 
 namespace trae_mem {
@@ -76,15 +82,9 @@ class HostDevice final : public Device {
   void check_invariants() const;
 
  private:
-  struct Pages {         // one handle's physical memory
-    std::size_t offset;  // in the memfd
-    std::size_t bytes;
-    std::size_t mappings;  // how often it is mapped
-    bool released;         // the handle is gone; the last unmap frees the memory
-  };
   struct Mapping {
     std::size_t bytes;
-    std::shared_ptr<Pages> pages;
+    std::shared_ptr<HostMemory::Pages> pages;
   };
 
   void submit(StreamHandle stream, std::function<void()> task);
@@ -94,31 +94,23 @@ class HostDevice final : public Device {
   [[nodiscard]] std::vector<std::span<std::byte>> pieces(Address address, std::size_t bytes) const;
   void transfer(const std::vector<std::span<std::byte>>& to,
                 const std::function<void(std::size_t, std::span<std::byte>)>& write_piece);
-  // A free range of the memfd; throws OutOfMemory. With mutex_ held, as the two that follow.
-  std::size_t take_range(std::size_t bytes);
-  void give_back_range(std::size_t offset, std::size_t bytes);
-  void free_if_unused(const Pages& pages);
   [[nodiscard]] bool is_reserved(Address address, std::size_t bytes) const;  // with mutex_ held
-  void advise(Address begin, std::size_t length, int advice);
+  // madvise of the pages around a mapped range, in the stream.
+  void advise(Address address, std::size_t bytes, int advice, StreamHandle stream);
   void random_delay();
 
   const HostDeviceOptions options_;
   mutable FaultPlan faults_;
   HostLink link_;
-  int memory_fd_ = -1;  // the memfd behind all pages
-  std::size_t capacity_ = 0;
-  std::byte* base_ = nullptr;  // the base mapping of capacity_ bytes
 
-  mutable std::mutex mutex_;                        // guards all below
-  std::size_t end_ = 0;                             // of the memfd
-  std::size_t used_ = 0;                            // bytes of living pages
-  std::map<std::size_t, std::size_t> free_ranges_;  // offset -> bytes, below end_, never adjacent
-  std::map<Address, std::size_t> reservations_;     // address -> bytes
+  mutable std::mutex mutex_;  // guards all below, up to next_id_
+  HostMemory memory_;
+  std::map<Address, std::size_t> reservations_;  // address -> bytes
   std::map<Address, Mapping> mappings_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<Pages>> handles_;
   std::unordered_map<std::uintptr_t, std::shared_ptr<HostStream>> streams_;
   std::unordered_map<std::uintptr_t, std::shared_ptr<Completion>> events_;  // null: not recorded
-  std::uint64_t next_id_ = 1;  // of handles, streams and events
+  // Of streams and events.
+  std::uint64_t next_id_ = 1;
 
   std::mutex random_mutex_;
   std::mt19937_64 random_;

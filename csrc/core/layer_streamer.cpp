@@ -27,6 +27,10 @@ LayerStreamer::LayerStreamer(std::shared_ptr<PagePool> pool, std::shared_ptr<Wei
     throw InvalidArgument("streamer: one resident flag a unit is needed");
   }
   for (std::size_t unit = 0; unit < units; ++unit) {
+    if (store_->unit_bytes(unit) == 0) {
+      throw InvalidArgument("streamer: unit " + std::to_string(unit) +
+                            " has 0 bytes; leave units without weights out of the store");
+    }
     if (options_.resident.empty() || !options_.resident[unit]) streamed_.push_back(unit);
   }
   if (options_.slots < std::min(options_.prefetch + 2, streamed_.size())) {

@@ -65,7 +65,7 @@ struct StreamerStats {
 class LayerStreamer : public std::enable_shared_from_this<LayerStreamer> {
  public:
   // Throws OutOfMemory when the pool has no room for the slots, InvalidArgument for options
-  // that do not fit each other, and what the device throws.
+  // that do not fit each other and for a unit of 0 bytes, and what the device throws.
   LayerStreamer(std::shared_ptr<PagePool> pool, std::shared_ptr<WeightStore> store,
                 LayerStreamerOptions options);
   ~LayerStreamer();

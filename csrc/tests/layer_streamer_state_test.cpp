@@ -74,6 +74,22 @@ TEST_F(StreamerStateTest, UnitsThatDoNotExistAreRefused) {
   EXPECT_THROW(streamer_->invalidate(3), std::out_of_range);
 }
 
+TEST_F(StreamerStateTest, AUnitOfNoBytesIsRefused) {
+  for (const std::size_t empty : {0U, 1U, 2U}) {
+    for (const bool resident : {false, true}) {
+      std::vector<std::size_t> bytes = equal_units(3);
+      bytes[empty] = 0;
+      const StreamerSetup setup = {
+          .unit_bytes = bytes,
+          .resident = resident ? resident_units(3, {empty}) : std::vector<bool>{}};
+      const std::string message = message_of<InvalidArgument>([&] { make(setup); });
+      EXPECT_NE(message.find("unit " + std::to_string(empty) + " has 0 bytes"), std::string::npos)
+          << message;
+    }
+  }
+  EXPECT_THROW(make({.unit_bytes = {0}}), InvalidArgument);
+}
+
 // --- changed units -------------------------------------------------------------------------------
 
 TEST_F(StreamerStateTest, AChangedUnitIsLoadedBeforeItsNextUse) {

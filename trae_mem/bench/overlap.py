@@ -296,8 +296,10 @@ def table(report: Report) -> Table:
         title="Overlap of loads and compute (medians, seconds)",
         title_justify="left",
         box=box.SIMPLE_HEAD,
-        caption="link: transfer / compute as it was set. ideal: the efficiency of an engine without "
-        "any cost, given the same computing times; the last column is what ours costs beyond it.",
+        padding=(0, 1, 0, 0),
+        caption="link: transfer / compute as it was set. ideal: the efficiency of an engine that "
+        "costs nothing, given the same computing times. Last: what ours costs beyond that.",
+        caption_justify="left",
     )
     for column in (
         "link",
