@@ -322,8 +322,11 @@ def hooked(register: Callable[..., object], function: Callable[..., object]):
 
 
 def assert_same_training(make: Callable[[], nn.Module], debug: str | None, **options) -> nn.Module:
-    """Trains ``make()`` with and without streaming; returns the one that streamed."""
-    resident, model = make(), trae_mem.enable(make(), prefetch=1, debug=debug, **options)
+    """Trains ``make()`` with and without streaming; returns the one that streamed.
+
+    Nothing is loaded ahead: what is poisoned stays so until its unit is acquired.
+    """
+    resident, model = make(), trae_mem.enable(make(), prefetch=0, debug=debug, **options)
     for seed in range(3):
         assert_same_tensors(stack_step(model, seed), stack_step(resident, seed))
     trae_mem.disable(model)

@@ -133,7 +133,7 @@ def test_blocks_that_return_their_input(debug):
 
     resident = make()
     expected = [stack_step(resident, seed) for seed in range(3)]
-    model = trae_mem.enable(make(), prefetch=1, debug=debug)
+    model = trae_mem.enable(make(), prefetch=0, debug=debug)
     for seed in range(3):
         assert_same_tensors(stack_step(model, seed), expected[seed])
 
@@ -190,7 +190,7 @@ def test_compiled_blocks(compiled, debug):
     resident, model = Stack(), Stack()
     if compiled == "before":
         compile_blocks(model)
-    trae_mem.enable(model, prefetch=1, debug=debug)
+    trae_mem.enable(model, prefetch=0, debug=debug)
     if compiled == "after":
         compile_blocks(model)
     assert_close_training(model, model, resident)
@@ -200,14 +200,14 @@ def test_compiled_blocks_in_a_wrapper_of_their_own(debug):
     torch._dynamo.reset()
     resident, model = Stack(), Stack()
     model.blocks = nn.ModuleList([torch.compile(b, backend="aot_eager") for b in model.blocks])
-    trae_mem.enable(model, prefetch=1, debug=debug)
+    trae_mem.enable(model, prefetch=0, debug=debug)
     assert_close_training(model, model, resident)
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_a_compiled_model(debug):
     torch._dynamo.reset()
-    resident, model = Stack(), trae_mem.enable(Stack(), prefetch=1, debug=debug)
+    resident, model = Stack(), trae_mem.enable(Stack(), prefetch=0, debug=debug)
     assert_close_training(torch.compile(model, backend="aot_eager"), model, resident)
 
 
@@ -229,7 +229,7 @@ def test_gradients_of_a_second_use_of_the_output(debug):
     for streams in (False, True):
         model = Stack()
         if streams:
-            trae_mem.enable(model, prefetch=1, debug=debug)
+            trae_mem.enable(model, prefetch=0, debug=debug)
         x = model.inlet(numbers())
         outputs = []
         for block in model.blocks:

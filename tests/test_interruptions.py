@@ -7,6 +7,7 @@ import torch
 from models import (
     UNITS,
     GroupedStack,
+    Stack,
     assert_same,
     assert_same_tensors,
     assert_same_trace,
@@ -149,6 +150,31 @@ def test_disable_after_an_interrupted_step(debug):
         backward_step(model)
     trae_mem.disable(model)
     assert_unharmed(model)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, trae_mem.TransferError])
+def test_a_block_that_was_not_acquired_is_acquired_when_it_is_tried_again(error, monkeypatch):
+    """Called by itself: nothing but the block's own hooks can put things right."""
+    model = trae_mem.enable(Stack())
+    block, x = model.blocks[0], numbers()
+
+    def end():
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(find_runtime(model).units[0], "show_device", end)
+        with pytest.raises(error):
+            block(x)
+    resting = block.layer.weight.data_ptr()
+    used = []
+
+    def note(layer, args):
+        used.append(layer.weight.data_ptr())
+
+    with hooked(block.layer.register_forward_pre_hook, note):
+        output = block(x)
+    assert resting not in used
+    assert same_bits(output, Stack().blocks[0](x))
 
 
 def test_a_pass_begins_with_no_unit_in_use():

@@ -194,7 +194,7 @@ def _peers(report: Report) -> Figure:
                 color=color,
                 label=name,
             )
-            texts = ["cannot train" if value is None else f"{value:.3g}" for value in values]
+            texts = ["cannot train" if value is None else _short(value) for value in values]
             labels = axes.bar_label(bars, texts, padding=2, fontsize=7.5)
             for text, value in zip(labels, values, strict=True):
                 text.set_color(_RED if value is None else "black")
@@ -224,3 +224,7 @@ _DRAWERS: dict[str, Callable[[Report], Figure]] = {
     "hooks": _hooks,
     "peers": _peers,
 }
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 5 else f"{value:.2f}"
