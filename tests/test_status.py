@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from models import (
     SLOW_LINK,
     UNITS,
+    Stack,
     add_lora,
     backward_step,
     blocks,
     build,
     build_lora,
     logits,
+    numbers,
     train,
 )
 
@@ -50,6 +53,24 @@ def test_stalls_are_counted_when_each_load_is_late():
     status = trae_mem.status(model)
     assert (status.stalls, status.hits) == (UNITS, 0)
     assert status.stall_seconds > 0
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_loads_are_begun_ahead_of_their_use(prefetch):
+    model = trae_mem.enable(Stack(), prefetch=prefetch)
+    model.blocks[2](numbers())
+    assert trae_mem.status(model).loads == 1 + prefetch
+    model.blocks[3](numbers())
+    assert trae_mem.status(model).loads == 2 + prefetch
+
+
+def test_a_released_slot_is_poisoned_on_demand():
+    model = trae_mem.enable(Stack(), prefetch=0, debug="poison")
+    runtime = trae_mem.runtime.find_runtime(model)
+    model.blocks[2](numbers())
+    runtime.streamer.drain()
+    for _, window in runtime.units[2]._to_device:
+        assert torch.isnan(window).all()
 
 
 def test_time_is_counted_from_the_first_pass():

@@ -205,7 +205,8 @@ def first_failure(output: str) -> str:
     """The name of the first test that failed."""
     for line in output.splitlines():
         if line.startswith(("[  FAILED  ] ", "FAILED ", "ERROR ")):
-            return line.split("] ")[-1].removeprefix("FAILED ").split(" ")[0].split(",")[0]
+            name = line.removeprefix("[  FAILED  ] ").removeprefix("FAILED ").removeprefix("ERROR ")
+            return name.split(" ")[0].rstrip(",")
     return output.strip().splitlines()[-1][:100] if output.strip() else "no output"
 
 

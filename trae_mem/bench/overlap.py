@@ -52,7 +52,7 @@ class Settings:
     length: int = 64  # tokens
     ratios: tuple[float, ...] = (0.5, 1.0, 2.0)  # transfer / compute
     prefetches: tuple[int, ...] = (0, 1, 2, 4)
-    rounds: int = 5
+    rounds: int = 7
     rounds_beside: int = 2  # of the prefetches that are there to compare with
     calibration_steps: int = 3
     # A GPU's compute leaves the cores to the copies; with one thread, so does ours.
