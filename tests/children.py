@@ -11,7 +11,7 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_python(code: str, *args: object, timeout: int = 120, **environment: str) -> str:
+def run_python(code: str, *args: object, timeout: int = 300, **environment: str) -> str:
     """What the code prints; fails with what it wrote to its error output."""
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
@@ -19,6 +19,7 @@ def run_python(code: str, *args: object, timeout: int = 120, **environment: str)
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "tests")]),
             "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
             **environment,
         },
         capture_output=True,

@@ -7,11 +7,16 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported
 
+import hypothesis
 import pytest
 import torch
 
 # The models here are so small that a second thread costs more than it does.
 torch.set_num_threads(1)
+
+# No time limits: the machine may be busy. The same examples each time.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_configure(config):

@@ -21,6 +21,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import trae_mem
 
+# Dynamo breaks its graph at our hooks, as it must, and warns of the first call that it meets there.
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+
 
 @dataclasses.dataclass
 class Output:
@@ -204,7 +207,6 @@ def test_compiled_blocks_in_a_wrapper_of_their_own(debug):
     assert_close_training(model, model, resident)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 def test_a_compiled_model(debug):
     torch._dynamo.reset()
     resident, model = Stack(), trae_mem.enable(Stack(), prefetch=0, debug=debug)
