@@ -130,9 +130,9 @@ MUTANTS = (
     Mutant(
         "a recomputed unit is released at the end of its forward",
         "trae_mem/hooks.py",
-        "        if self.depth <= 0 and not in_backward():\n",
-        "        if self.depth <= 0:\n",
-        PARITY,
+        "        if self.depth == 0 and not in_backward():\n",
+        "        if self.depth == 0:\n",
+        pytest("tests/test_parity_patterns.py"),
     ),
     Mutant(
         "a unit is released as soon as its backward begins",
