@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from trae_mem.errors import ConfigError
 from trae_mem.units import Unit
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Pack", "PackedTensor", "plan_pack", "tensors_outside", "view"]
+__all__ = ["Pack", "PackedTensor", "plan_pack", "plan_packs", "tensors_outside", "view"]
 
 ALIGNMENT = 256
 
@@ -117,6 +118,25 @@ def plan_pack(unit: Unit, used_outside: set[int]) -> Pack:
         )
         end = offset + size
     return Pack(unit, tuple(packed), end)
+
+
+def plan_packs(model: nn.Module, units: list[Unit]) -> list[Pack]:
+    """The packs of the units that have something to stream.
+
+    Raises:
+        ConfigError: none of them has.
+    """
+    outside = {id(tensor) for _, tensor in tensors_outside(model, units)}
+    packs = [plan_pack(unit, outside) for unit in units]
+    packs = [pack for pack in packs if pack.tensors]
+    if not packs:
+        trainable = sum(p.requires_grad for unit in units for p in unit.module.parameters())
+        raise ConfigError(
+            f"nothing is left to stream: the {len(units)} units, '{units[0].name}' and on, have "
+            f"no frozen weights ({trainable} trainable parameters stay on the device). Freeze "
+            "them (requires_grad_(False)), or train adapters with LoRA"
+        )
+    return packs
 
 
 def view(memory: Buffer, offset: int, like: PackedTensor) -> Tensor:

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from trae_mem.errors import BudgetError, ConfigError, TraeMemError
+from trae_mem.errors import ConfigError, TraeMemError
 from trae_mem.hooks import Uncopyable, UnitHooks, in_backward
 from trae_mem.integrations.peft import MergeWatch
-from trae_mem.loading import Checkpoint, find_span, forget
 from trae_mem.native import load_native
-from trae_mem.packing import Pack, plan_pack, tensors_outside, view
-from trae_mem.sizes import format_bytes, parse_bytes
+from trae_mem.packing import Pack, plan_packs, view
+from trae_mem.residency import budget_bytes, choose_resident, slot_count
 from trae_mem.stats import Status
-from trae_mem.store import build_store
-from trae_mem.units import Unit, Wanted, find_units
+from trae_mem.store import bring_outside_to_ram, build_store
+from trae_mem.units import Wanted, find_units
 
 if TYPE_CHECKING:
     from trae_mem import _native
@@ -273,7 +272,7 @@ def _require_runtime(model: nn.Module) -> Runtime:
     return runtime
 
 
-# --- planning: from the arguments of enable to a runtime -----------------------------------------
+# --- the public functions -------------------------------------------------------------------------
 
 
 def _native_device(device: torch.device | str | _native.Device | None) -> _native.Device:
@@ -287,98 +286,6 @@ def _native_device(device: torch.device | str | _native.Device | None) -> _nativ
         host: _native.Device = native.HostDevice.from_environment()
         return host
     return device
-
-
-def _budget_bytes(budget: int | float | str | None, device: _native.Device) -> int | None:
-    if budget is None:
-        return None
-    if isinstance(budget, float):
-        if not 0 < budget <= 1:
-            raise ConfigError(
-                f"budget={budget}: a fraction of the device's memory lies in (0, 1]; "
-                "write bytes as a whole number or as '10GiB'"
-            )
-        return int(budget * device.total_bytes)
-    return parse_bytes(budget)
-
-
-def _residency(sizes: list[int], slots: int) -> Iterator[tuple[int, list[bool]]]:
-    """Bytes needed, and which units stay on the device for them; most units first.
-
-    They are spread evenly, so that each streamed unit's load has a resident neighbour's compute
-    to hide behind.
-    """
-    count = len(sizes)
-    for kept in range(count, -1, -1):
-        resident = [(i + 1) * kept // count > i * kept // count for i in range(count)]
-        streamed = [size for size, stays in zip(sizes, resident, strict=True) if not stays]
-        shared = min(slots, len(streamed)) * max(streamed, default=0)
-        yield shared + sum(sizes) - sum(streamed), resident
-
-
-def _choose_resident(sizes: list[int], budget: int | None, slots: int) -> list[bool]:
-    """Which units stay on the device: as many as fit in the budget beside the slots."""
-    if budget is None:
-        return [False] * len(sizes)
-    align: int = load_native().SLOT_ALIGNMENT
-    aligned = [-(-size // align) * align for size in sizes]
-    for need, resident in _residency(aligned, slots):
-        if need <= budget:
-            return resident
-    minimum = min(need for need, _ in _residency(aligned, slots))
-    least = min(need for need, _ in _residency(aligned, 2))
-    fewer = f", or set prefetch=0, which needs {format_bytes(least)}" if least < minimum else ""
-    raise BudgetError(
-        f"a budget of {format_bytes(budget)} is below the minimum of {format_bytes(minimum)} "
-        f"({minimum} bytes) for {len(sizes)} units, the largest of {format_bytes(max(sizes))}, "
-        f"in {slots} slots. Raise the budget{fewer}",
-        minimum=minimum,
-    )
-
-
-def _slot_count(slots: int | None, prefetch: int, units: int) -> int:
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise ConfigError(f"prefetch={prefetch!r}: the number of units to load ahead, 0 or more")
-    if slots is None:
-        return min(prefetch + 2, units)
-    if isinstance(slots, bool) or not isinstance(slots, int) or slots < min(prefetch + 2, units):
-        raise ConfigError(
-            f"slots={slots!r}: prefetch={prefetch} needs at least {min(prefetch + 2, units)} "
-            "(the unit in use, the one before it, and those loaded ahead)"
-        )
-    return slots
-
-
-def _plan_packs(model: nn.Module, units: list[Unit]) -> list[Pack]:
-    outside = {id(tensor) for _, tensor in tensors_outside(model, units)}
-    packs = [plan_pack(unit, outside) for unit in units]
-    packs = [pack for pack in packs if pack.tensors]
-    if not packs:
-        trainable = sum(p.requires_grad for unit in units for p in unit.module.parameters())
-        raise ConfigError(
-            f"nothing is left to stream: the {len(units)} units, '{units[0].name}' and on, have "
-            f"no frozen weights ({trainable} trainable parameters stay on the device). Freeze "
-            "them (requires_grad_(False)), or train adapters with LoRA"
-        )
-    return packs
-
-
-def _bring_outside_to_ram(model: nn.Module, units: list[Unit], source: str) -> None:
-    """Weights outside of the units are used all the time: read them once, aligned."""
-    outside = tensors_outside(model, units)
-    meta = [(name, tensor) for name, tensor in outside if tensor.is_meta]
-    if meta and source not in ("auto", "ram", "file"):
-        Checkpoint(source).adopt(meta)
-    for name, tensor in outside:
-        if tensor.is_meta:
-            raise ConfigError(
-                f"'{name}' is on the meta device, with no file behind it. Load the model, or "
-                "pass source='PATH' of its safetensors checkpoint"
-            )
-        if find_span(tensor) is not None:
-            mapped = tensor.data
-            tensor.data = mapped.clone()
-            forget(mapped)
 
 
 def enable(
@@ -438,19 +345,19 @@ def enable(
     source = os.fspath(source)
     native_device = _native_device(device)
     found = find_units(model, units)
-    slot_count = _slot_count(slots, prefetch, len(found))
-    packs = _plan_packs(model, found)
-    resident = _choose_resident(
-        [pack.bytes for pack in packs], _budget_bytes(budget, native_device), slot_count
+    slots = slot_count(slots, prefetch, len(found))
+    packs = plan_packs(model, found)
+    resident = choose_resident(
+        [pack.bytes for pack in packs], budget_bytes(budget, native_device), slots
     )
-    _bring_outside_to_ram(model, found, source)
+    bring_outside_to_ram(model, found, source)
     Runtime(
         model,
         packs,
         source,
         native_device,
         prefetch=prefetch,
-        slots=slot_count,
+        slots=slots,
         resident=resident,
         poison=debug == "poison",
     )

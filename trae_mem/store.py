@@ -7,17 +7,18 @@ import ctypes
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trae_mem.errors import ConfigError
 from trae_mem.loading import Checkpoint, FileSpan, find_span, forget
 from trae_mem.native import load_native
-from trae_mem.packing import Pack, PackedTensor, view
+from trae_mem.packing import Pack, PackedTensor, tensors_outside, view
+from trae_mem.units import Unit
 
 if TYPE_CHECKING:
     from trae_mem import _native
 
-__all__ = ["Store", "build_store"]
+__all__ = ["Store", "bring_outside_to_ram", "build_store"]
 
 
 class Store(Protocol):
@@ -139,6 +140,24 @@ def _return_freed_memory() -> None:
     """The C library keeps freed tensors of up to 32 MiB for itself, glibc unless told so."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def bring_outside_to_ram(model: nn.Module, units: list[Unit], source: str) -> None:
+    """Weights outside of the units are used all the time: read them once, aligned."""
+    outside = tensors_outside(model, units)
+    meta = [(name, tensor) for name, tensor in outside if tensor.is_meta]
+    if meta and source not in ("auto", "ram", "file"):
+        Checkpoint(source).adopt(meta)
+    for name, tensor in outside:
+        if tensor.is_meta:
+            raise ConfigError(
+                f"'{name}' is on the meta device, with no file behind it. Load the model, or "
+                "pass source='PATH' of its safetensors checkpoint"
+            )
+        if find_span(tensor) is not None:
+            mapped = tensor.data
+            tensor.data = mapped.clone()
+            forget(mapped)
 
 
 def build_store(packs: list[Pack], source: str, device: _native.Device) -> Store:

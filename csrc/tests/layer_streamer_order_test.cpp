@@ -11,6 +11,13 @@ class StreamerOrderTest : public StreamerTest {
   void make_three_units(bool poison = false) {
     make({.unit_bytes = equal_units(3, 100'000), .slots = 2, .prefetch = 0, .poison = poison});
   }
+  // A whole use of the unit is queued, and does not begin before the gate opens.
+  void use_behind(Gate& gate, std::size_t unit) {
+    streamer_->acquire(unit, compute(), Travel::kForward);
+    device_->run(gate.task(), compute());
+    run_unit(unit, compute());
+    streamer_->release(unit, compute());
+  }
   bool load_reached(std::size_t unit) {
     return happens([this, unit] { return store_->reached(unit); });
   }
@@ -45,10 +52,7 @@ TEST_F(StreamerOrderTest, ComputeWaitsForALoadThatWasPrefetched) {
 TEST_F(StreamerOrderTest, ALoadWaitsForTheComputeThatUsesItsSlot) {
   make_three_units();
   Gate gate;
-  streamer_->acquire(0, compute(), Travel::kForward);
-  device_->run(gate.task(), compute());
-  run_unit(0, compute());
-  streamer_->release(0, compute());
+  use_behind(gate, 0);
   use(2);
   EXPECT_FALSE(load_reached(2));
   gate.open();
@@ -61,10 +65,7 @@ TEST_F(StreamerOrderTest, ALoadWaitsForTheLastUseNotForTheFirst) {
   use(0);
   finish_compute();
   Gate gate;
-  streamer_->acquire(0, compute(), Travel::kForward);
-  device_->run(gate.task(), compute());
-  run_unit(0, compute());
-  streamer_->release(0, compute());
+  use_behind(gate, 0);
   use(2);
   EXPECT_FALSE(load_reached(2));
   gate.open();
@@ -76,10 +77,7 @@ TEST_F(StreamerOrderTest, ALoadWaitsForTheComputeOfEveryStreamThatUsedTheSlot) {
   make_three_units();
   const Stream other(*device_);
   Gate gate;
-  streamer_->acquire(0, compute(), Travel::kForward);
-  device_->run(gate.task(), compute());
-  run_unit(0, compute());
-  streamer_->release(0, compute());
+  use_behind(gate, 0);
   use(0, Travel::kForward, other.handle());
   streamer_->acquire(2, other.handle(), Travel::kForward);
   EXPECT_FALSE(load_reached(2));
@@ -94,10 +92,7 @@ TEST_F(StreamerOrderTest, ALoadWaitsForTheComputeOfEveryStreamThatUsedTheSlot) {
 TEST_F(StreamerOrderTest, APrefetchedLoadWaitsForComputeToo) {
   make({.unit_bytes = equal_units(6, 100'000)});
   Gate gate;
-  streamer_->acquire(0, compute(), Travel::kForward);
-  device_->run(gate.task(), compute());
-  run_unit(0, compute());
-  streamer_->release(0, compute());
+  use_behind(gate, 0);
   use(2);  // asks for 4, which takes the slot of 0
   EXPECT_EQ(store_->requested(), (std::vector<std::size_t>{0, 1, 2, 3, 4}));
   EXPECT_FALSE(load_reached(4));
@@ -121,10 +116,7 @@ TEST_F(StreamerOrderTest, TheHostQueuesAWholeStepWhileNothingComputes) {
 TEST_F(StreamerOrderTest, PoisonWaitsForCompute) {
   make_three_units(/*poison=*/true);
   Gate gate;
-  streamer_->acquire(0, compute(), Travel::kForward);
-  device_->run(gate.task(), compute());
-  run_unit(0, compute());
-  streamer_->release(0, compute());
+  use_behind(gate, 0);
   ASSERT_TRUE(eventually([&gate] { return gate.reached(); }));  // the unit is loaded
   const std::atomic_ref<std::uint64_t> first(
       *reinterpret_cast<std::uint64_t*>(streamer_->window(0)));
@@ -151,10 +143,7 @@ TEST_F(StreamerOrderTest, AChangedUnitIsLoadedAnewThoughALoadIsInFlight) {
 TEST_F(StreamerOrderTest, AStreamerIsDestroyedBehindTheComputeThatReadsItsWindows) {
   make_three_units();
   Gate gate;
-  streamer_->acquire(0, compute(), Travel::kForward);
-  device_->run(gate.task(), compute());
-  run_unit(0, compute());
-  streamer_->release(0, compute());
+  use_behind(gate, 0);
   std::atomic<bool> destroyed = false;
   std::thread destroying([this, &destroyed] {
     streamer_.reset();

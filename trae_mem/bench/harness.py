@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -83,15 +84,17 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def quiet_collector() -> Iterator[None]:
-    """Keeps Python's cyclic garbage collector from running inside a measurement."""
-    was_enabled = gc.isenabled()
+def measuring(threads: int) -> Iterator[None]:
+    """Compute on that many threads, and no garbage collection inside of a measurement."""
+    threads_before, collected = torch.get_num_threads(), gc.isenabled()
     gc.collect()
     gc.disable()
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
-        if was_enabled:
+        torch.set_num_threads(threads_before)
+        if collected:
             gc.enable()
 
 

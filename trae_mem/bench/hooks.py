@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import trae_mem
-from trae_mem.bench.harness import Outcome, Report, at_most, quiet_collector, spread
+from trae_mem.bench.harness import Outcome, Report, at_most, measuring, spread
 
 HOST_BOUND = 30.0  # microseconds for each unit and pass
 PASSES = ("forward", "backward")
@@ -70,13 +70,8 @@ class EmptyModel(nn.Module):
 
 def run(settings: Settings) -> Outcome:
     """Measures both passes with and without us."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
-        with quiet_collector():
-            return _run(settings)
-    finally:
-        torch.set_num_threads(threads)
+    with measuring(settings.threads):
+        return _run(settings)
 
 
 def _run(settings: Settings) -> Outcome:

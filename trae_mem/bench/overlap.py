@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import nn
 
 import trae_mem
-from trae_mem.bench.harness import Outcome, Report, at_least, at_most, quiet_collector, spread
+from trae_mem.bench.harness import Outcome, Report, at_least, at_most, measuring, spread
 from trae_mem.bench.models import (
     LlamaShape,
     add_adapters,
@@ -155,13 +155,8 @@ def loads_of_step(units: int, prefetch: int) -> int:
 
 def run(settings: Settings) -> Outcome:
     """Measures every prefetch at every link speed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(settings.threads)
-    try:
-        with quiet_collector():
-            return _run(settings)
-    finally:
-        torch.set_num_threads(threads)
+    with measuring(settings.threads):
+        return _run(settings)
 
 
 def _run(settings: Settings) -> Outcome:
