@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-CXX_FILES = $(wildcard csrc/*/*.h csrc/*/*.cpp)
+CXX_FILES = $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp)
 STAGES := lint test-native test-asan test-tsan test-python
 
 .DEFAULT_GOAL := help

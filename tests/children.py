@@ -17,7 +17,9 @@ def run_python(code: str, *args: object, timeout: int = 300, **environment: str)
         [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "tests")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(_ROOT), str(_ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             **environment,

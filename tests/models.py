@@ -93,8 +93,9 @@ def blocks(model: nn.Module) -> nn.ModuleList:
 
 
 def batch(number: int = 0, *, rows: int = 2, length: int = 9) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1000 + number)
-    ids = torch.randint(VOCABULARY, (rows, length), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(1000 + number)
+    ids = torch.randint(VOCABULARY, (rows, length), generator=generator, device="cpu")
+    ids = ids.to(torch.get_default_device())
     return {"input_ids": ids, "labels": ids.clone()}
 
 
@@ -118,15 +119,23 @@ def use_checkpointing(model: nn.Module, mode: str) -> None:
     model.enable_input_require_grads()  # reentrant checkpoints need it
 
 
+def computes_on(model: nn.Module) -> torch.device:
+    """Where the model's inputs must be: its first parameter may rest on the host."""
+    runtime = find_runtime(model)
+    return next(model.parameters()).device if runtime is None else runtime.target.device
+
+
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    """Copies of them on the host, so that results of all devices compare."""
+    return {n: p.grad.cpu().clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def backward_step(model: nn.Module, number: int = 0) -> Tensor:
-    """One forward and backward; the loss, detached."""
-    loss = model(**batch(number)).loss
+    """One forward and backward; the loss, detached, on the host."""
+    inputs = {name: tensor.to(computes_on(model)) for name, tensor in batch(number).items()}
+    loss = model(**inputs).loss
     loss.backward()
-    return loss.detach()
+    return loss.detach().cpu()
 
 
 def train(
@@ -135,11 +144,12 @@ def train(
     *,
     micro_steps: int = 1,
     after_step: Callable[[int], None] = lambda step: None,
+    **optimizer_options: bool,
 ) -> Trace:
     """AdamW over the trainable parameters; a micro-step is one forward and backward."""
     model.train()
     trainable = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=1e-2)
+    optimizer = torch.optim.AdamW(trainable, lr=1e-2, **optimizer_options)
     trace = Trace()
     for step in range(steps):
         for micro_step in range(micro_steps):
@@ -148,7 +158,8 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         after_step(step)
-    trace.trained = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+    named = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
+    trace.trained = {n: p.detach().cpu().clone() for n, p in named}
     return trace
 
 
@@ -158,7 +169,7 @@ def logits(model: nn.Module, number: int = 0) -> Tensor:
     training = model.training
     model.eval()
     try:
-        return model(input_ids=batch(number)["input_ids"]).logits
+        return model(input_ids=batch(number)["input_ids"].to(computes_on(model))).logits.cpu()
     finally:
         model.train(training)
 
@@ -246,14 +257,16 @@ class GroupedStack(Stack):
 
 def numbers(seed: int = 0, *shape: int) -> Tensor:
     """Input for a ``Stack``."""
-    return torch.randn(shape or (3, 5, WIDTH), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator("cpu").manual_seed(seed)
+    made = torch.randn(shape or (3, 5, WIDTH), generator=generator, device="cpu")
+    return made.to(torch.get_default_device())
 
 
 def stack_step(model: nn.Module, seed: int = 0) -> list[Tensor]:
     """One forward and backward; the loss and all gradients, which are then cleared."""
-    loss = model(numbers(seed)).square().mean()
+    loss = model(numbers(seed).to(computes_on(model))).square().mean()
     loss.backward()
-    return [loss.detach(), *take_gradients(model).values()]
+    return [loss.detach().cpu(), *take_gradients(model).values()]
 
 
 def take_gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -276,7 +289,9 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
     """Equal form and equal bytes; NaNs of the same bits are equal, 0 and -0 are not."""
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
-    first, second = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (first, second))
+    first, second = (
+        t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (first, second)
+    )
     return torch.equal(first, second)
 
 
@@ -297,8 +312,8 @@ def assert_same_trace(actual: Trace, expected: Trace) -> None:
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of every parameter and buffer, persistent or not."""
-    return {n: t.detach().clone() for n, t in named_tensors(model)}
+    """A copy of every parameter and buffer, persistent or not, on the host."""
+    return {n: t.detach().cpu().clone() for n, t in named_tensors(model)}
 
 
 def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:

@@ -252,6 +252,9 @@ def set_second_adapter(model):
 MERGES = [merge, merge_safely, merge_and_unmerge, merge_again, merge_another]
 
 
+@pytest.mark.host_only(
+    "PEFT adds an adapter only to a weight that is on the same device: merge after disable"
+)
 @pytest.mark.parametrize("runs_between", [True, False])
 @pytest.mark.parametrize("wrapped", ["before", "after"])
 @pytest.mark.parametrize("change", MERGES)
@@ -275,6 +278,9 @@ def test_merged_adapters(change, wrapped, runs_between, source):
     assert_same_trace(train(model, 1), train(resident, 1))
 
 
+@pytest.mark.host_only(
+    "PEFT adds an adapter only to a weight that is on the same device: merge after disable"
+)
 @pytest.mark.parametrize("runs_between", [True, False])
 @pytest.mark.parametrize("wrapped", ["before", "after"])
 @pytest.mark.parametrize("leave", ["merge_and_unload", "unload"])
@@ -315,6 +321,9 @@ def test_several_adapters(source):
     assert same_bits(logits(model), logits(resident))
 
 
+@pytest.mark.host_only(
+    "PEFT adds an adapter only to a weight that is on the same device: merge after disable"
+)
 def test_peft_has_its_own_lists_back_after_disable():
     model = trae_mem.enable(build_lora())
     model.merge_adapter()

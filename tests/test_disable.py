@@ -73,6 +73,7 @@ def test_no_hook_stays_with_torch():
     assert dict(torch.nn.modules.module._global_module_registration_hooks) == before
 
 
+@pytest.mark.host_only("weights rest on the host while the model computes on the GPU")
 def test_strides_of_other_orders_and_no_order():
     model = Stack()
     for block in model.blocks:
@@ -168,6 +169,9 @@ def test_an_error_inside_of_offloaded_ends_it():
     assert find_runtime(model) is None
 
 
+@pytest.mark.host_only(
+    "PEFT adds an adapter only to a weight that is on the same device: merge after disable"
+)
 def test_what_was_changed_while_it_streamed_stays_changed(source):
     resident, model = build_lora(), trae_mem.enable(build_lora(), source=source)
     for each in (resident, model):

@@ -10,6 +10,7 @@ from models import WIDTH, Block, Stack, same_bits
 from torch import nn
 
 import trae_mem
+from trae_mem.native import load_native
 from trae_mem.packing import Pack, plan_pack, tensors_outside, view
 from trae_mem.units import Unit, find_units
 
@@ -102,7 +103,7 @@ def test_a_view_has_the_form_of_its_tensor_in_memory_of_its_own(permutation, dty
     module.register_buffer("first", torch.zeros(3))
     module.register_buffer("tensor", numbers.to(dtype).permute(permutation))
     pack = pack_of(module)
-    memory = bytearray(pack.bytes)
+    memory = load_native().RamStore(trae_mem.HostDevice()).add_unit(pack.bytes)
     views = [view(memory, packed.offset, packed) for packed in pack.tensors]
     for shown, packed in zip(views, pack.tensors, strict=True):
         shown.copy_(packed.tensor)

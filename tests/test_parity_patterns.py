@@ -296,6 +296,9 @@ def test_gradients_through_a_cache_of_keys_and_values(debug):
     assert_same_tensors(results[1], results[0])
 
 
+@pytest.mark.host_only(
+    "PEFT adds an adapter only to a weight that is on the same device: merge after disable"
+)
 def test_forward_called_without_the_hooks_of_the_model(debug):
     """As wrappers do: only the blocks' own hooks run then."""
     resident, model = build_lora(), trae_mem.enable(build_lora(), debug=debug)
@@ -327,6 +330,7 @@ def test_training_goes_on_after_it_was_enabled_in_the_middle(debug):
     assert_same_tensors(results[1], results[0])
 
 
+@pytest.mark.host_only("refused on a GPU, see test_cuda_placement.py")
 def test_a_weight_that_is_trained_after_all(debug):
     """Unfrozen while it streams: its gradient is made, and a step of the optimizer is seen."""
     results = []

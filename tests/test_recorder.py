@@ -38,6 +38,7 @@ def test_the_events_of_a_step(model):
     assert recorder.lost == 0
 
 
+@pytest.mark.host_only("on a GPU the host queues a use before its load has ended")
 def test_a_unit_is_used_only_while_it_is_on_the_device(model):
     """On the device: from the end of its load to its eviction, in the slot it shares."""
     with trae_mem.Recorder(model) as recorder:

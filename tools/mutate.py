@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "the end of backward releases nothing",
         "trae_mem/runtime.py",
-        "        torch.autograd.Variable._execution_engine.queue_callback(self.release_current)\n",
+        "        torch.autograd.Variable._execution_engine.queue_callback(self.end_pass)\n",
         "",
         pytest("tests/test_parity.py", "tests/test_changes.py", "tests/test_recorder.py"),
     ),

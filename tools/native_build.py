@@ -69,6 +69,10 @@ class BuildError(RuntimeError):
     """The native code could not be built; the message says what to install."""
 
 
+class CompileError(BuildError):
+    """The compiler or linker found an error; everything that is needed is installed."""
+
+
 def compiler() -> str:
     """`$CXX`, or the first of g++, clang++ and c++ that is installed."""
     chosen = os.environ.get("CXX")
@@ -82,18 +86,18 @@ def compiler() -> str:
     )
 
 
-def find_ninja() -> str:
-    """The `ninja` of the Python package, or the one on the PATH."""
+def find_ninja() -> list[str]:
+    """The `ninja` of the Python package, the one on the PATH, or our own stand-in for it."""
     if importlib.util.find_spec("ninja") is not None:
         import ninja
 
         candidate = Path(ninja.BIN_DIR) / "ninja"
         if candidate.exists():
-            return str(candidate)
+            return [str(candidate)]
     found = shutil.which("ninja")
     if found is None:
-        raise BuildError("ninja not found. Install it: pip install ninja.")
-    return found
+        return [sys.executable, str(ROOT / "tools" / "small_ninja.py")]
+    return [found]
 
 
 def python_includes() -> tuple[Path, Path]:
@@ -106,11 +110,16 @@ def python_includes() -> tuple[Path, Path]:
             f"Install it: apt-get install -y python{version}-dev "
             "(Fedora: dnf install python3-devel)."
         )
-    if importlib.util.find_spec("pybind11") is None:
-        raise BuildError("pybind11 is missing. Install it: pip install 'pybind11>=2.13' ninja.")
-    import pybind11
+    if importlib.util.find_spec("pybind11") is not None:
+        import pybind11
 
-    return python, Path(pybind11.get_include())
+        return python, Path(pybind11.get_include())
+    # torch brings pybind11's headers along, for extensions of its own.
+    torch = importlib.util.find_spec("torch")
+    for place in (torch.submodule_search_locations or []) if torch else []:
+        if (Path(place) / "include" / "pybind11" / "pybind11.h").exists():
+            return python, Path(place) / "include"
+    raise BuildError("pybind11 is missing. Install it: pip install 'pybind11>=2.13' ninja.")
 
 
 @dataclass(frozen=True)
@@ -130,10 +139,13 @@ def find_googletest() -> GoogleTest | None:
 
 
 class Manifest:
-    """The text of one build.ninja."""
+    """The text of one build.ninja.
 
-    def __init__(self, variant: str) -> None:
-        self.folder = BUILD / variant
+    `part` is a folder in the variant's, with a build.ninja and a lock of its own.
+    """
+
+    def __init__(self, variant: str, part: str = "") -> None:
+        self.folder = BUILD / variant / part
         flags = VARIANTS[variant]
         user_compile = shlex.split(os.environ.get("CXXFLAGS", ""))
         user_link = shlex.split(os.environ.get("LDFLAGS", ""))
@@ -181,7 +193,7 @@ class Manifest:
 
     def ninja(self) -> list[str]:
         """The command that reads this manifest, to be run in the project's folder."""
-        return [find_ninja(), "-f", str((self.folder / "build.ninja").relative_to(ROOT))]
+        return [*find_ninja(), "-f", str((self.folder / "build.ninja").relative_to(ROOT))]
 
 
 def _path(path: Path) -> str:
@@ -246,7 +258,7 @@ def _write_manifest(variant: str, *, extension: bool, tests: bool) -> Manifest:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Two builds of one variant at once would write each other's files."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w", encoding="utf-8") as lock:
@@ -272,21 +284,27 @@ def _advice() -> str:
     )
 
 
+def build(manifest: Manifest, name: str, what: str, advice: str = "") -> Path:
+    """Brings `name` of a manifest that is written up to date, within `locked`; returns its path."""
+    target = manifest.folder / name
+    command = manifest.ninja()
+    if not sys.stdout.isatty():
+        command.append("--quiet")
+    if jobs := os.environ.get("MAX_JOBS"):
+        command += ["-j", jobs]
+    command.append(str(target.relative_to(ROOT)))
+    # make's job server does not reach through pip or a plain recipe, and ninja would complain.
+    env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    if subprocess.run(command, cwd=ROOT, env=env).returncode != 0:
+        kind = CompileError if _understands_cpp20() else BuildError
+        raise kind(f"building {what} failed. {advice or _advice()}")
+    return target
+
+
 def _build(variant: str, name: str, *, extension: bool = False, tests: bool = False) -> Path:
-    with _locked(BUILD / variant):
+    with locked(BUILD / variant):
         manifest = _write_manifest(variant, extension=extension, tests=tests)
-        target = manifest.folder / name
-        command = manifest.ninja()
-        if not sys.stdout.isatty():
-            command.append("--quiet")
-        if jobs := os.environ.get("MAX_JOBS"):
-            command += ["-j", jobs]
-        command.append(str(target.relative_to(ROOT)))
-        # make's job server does not reach through pip or a plain recipe, and ninja would complain.
-        env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
-        if subprocess.run(command, cwd=ROOT, env=env).returncode != 0:
-            raise BuildError(f"building {name} ({variant}) failed. {_advice()}")
-        return target
+        return build(manifest, name, f"{name} ({variant})")
 
 
 def build_extension() -> Path:
@@ -311,7 +329,7 @@ def install(built: Path, target: Path) -> None:
 
 def write_compile_commands() -> Path:
     """Writes compile_commands.json (release flags, every source) for clang-tidy and editors."""
-    with _locked(BUILD / "release"):
+    with locked(BUILD / "release"):
         manifest = _write_manifest("release", extension=True, tests=True)
         command = [*manifest.ninja(), "-t", "compdb", "cxx"]
         path = BUILD / "compile_commands.json"

@@ -2,6 +2,10 @@
 
     python tools/native_tests.py tsan [GoogleTest's own options]
 
+The tests of `CudaDevice` run on the simulated GPU, which is built in the same variant, or, with
+`TRAE_MEM_TEST_GPU=1`, on the machine's own. Where the simulator cannot be built for want of CUDA's
+headers or torch's CUDA build, they are skipped, and say so.
+
 The sanitizers need things that some containers and kernels withhold. A trial run that only lists
 the tests finds out, so that a real failure is never mistaken for a machine that cannot run them.
 """
@@ -17,6 +21,7 @@ import sys
 from pathlib import Path
 
 import native_build
+import simgpu_build
 
 # A deadlock must end the run, not the patience of whoever waits for it.
 TIME_LIMIT_SECONDS = 900
@@ -31,6 +36,9 @@ SANITIZER_OPTIONS = {
 }
 assert SANITIZER_OPTIONS.keys() == native_build.VARIANTS.keys()
 
+# Two GPUs with more memory than the tests ask for.
+SIMULATED = "gpu=Simulated A10,devices=2,memory=4294967296,mode=numeric"
+
 NO_LEAK_CHECK = "LeakSanitizer has encountered a fatal error"  # it may not use ptrace here
 NO_SHADOW = "unexpected memory mapping"  # more random address bits than gcc's TSan foresees
 
@@ -42,6 +50,27 @@ def environment(variant: str) -> dict[str, str]:
         user = os.environ.get(name)
         merged[name] = f"{options}:{user}" if user else options
     return merged
+
+
+def provide_gpu(variant: str, env: dict[str, str]) -> None:
+    """Tells the tests in `env` where the simulated GPU is, or why there is none.
+
+    Raises:
+        native_build.CompileError: it does not compile.
+    """
+    if env.get("TRAE_MEM_TEST_GPU"):
+        print("note: the tests of CudaDevice run on this machine's GPU")
+        return
+    try:
+        folder = simgpu_build.build(variant)
+    except native_build.CompileError:
+        raise
+    except native_build.BuildError as missing:
+        print(f"note: the tests of CudaDevice are skipped: {missing}")
+        env["TRAE_MEM_SIM_MISSING"] = str(missing)
+        return
+    env["TRAE_MEM_SIM_LIBRARIES"] = str(folder)
+    env["TRAE_MEM_SIM"] = SIMULATED
 
 
 def trial(command: list[str], env: dict[str, str]) -> str:
@@ -77,6 +106,7 @@ def run(variant: str, options: list[str]) -> int:
     """Builds and runs; returns the exit status."""
     program = native_build.build_tests(variant)
     env = environment(variant)
+    provide_gpu(variant, env)
     report = native_build.ROOT / "build" / "test-results" / f"native-{variant}.xml"
     report.unlink(missing_ok=True)  # a run that crashes writes none
     own = ["--gtest_brief=1", f"--gtest_output=xml:{report}"]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     )
     from trae_mem.loading import load_lazily
     from trae_mem.recorder import Recorder
-    from trae_mem.runtime import disable, enable, offloaded, refresh, status
     from trae_mem.stats import Status
+    from trae_mem.streaming import disable, enable, offloaded, refresh, status
 
 __all__ = [
     "BudgetError",
@@ -62,7 +62,7 @@ _MODULES = {
     ),
     "loading": ("load_lazily",),
     "recorder": ("Recorder",),
-    "runtime": ("disable", "enable", "offloaded", "refresh", "status"),
+    "streaming": ("disable", "enable", "offloaded", "refresh", "status"),
     "stats": ("Status",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -1,6 +1,7 @@
 """The engine of trae_mem (csrc/bindings/native.cpp)."""
 
 import enum
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -13,6 +14,10 @@ def options() -> list[tuple[str, str, str, str]]: ...
 class Memory(Buffer):
     @property
     def address(self) -> int: ...
+    @property
+    def device(self) -> int: ...  # of a GPU, as torch counts; -1: the host
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 class Device:
     @property
@@ -20,7 +25,11 @@ class Device:
     @property
     def total_bytes(self) -> int: ...
     @property
+    def free_bytes(self) -> int: ...
+    @property
     def used_bytes(self) -> int: ...
+    @property
+    def index(self) -> int: ...
 
 class HostDevice(Device):
     def __init__(
@@ -34,6 +43,11 @@ class HostDevice(Device):
     ) -> None: ...
     @staticmethod
     def from_environment() -> HostDevice: ...
+
+class CudaDevice(Device):
+    def __init__(self, index: int = 0, *, memory_bytes: int = 0) -> None: ...
+    @property
+    def pinning_note(self) -> str: ...
 
 class PagePool:
     def __init__(self, device: Device, limit_bytes: int = 0) -> None: ...

@@ -3,7 +3,8 @@
 Memory is the nominal size in GiB; a real card shows a little less, and the runtime never plans
 with more than the device reports. Link: what a pinned copy from the host reaches in practice on
 the card's PCIe generation, in bytes/s (about 80 % of the nominal rate). Compute: dense bf16 (fp16
-where there is no bf16) FLOP/s of the data sheet, accumulated in fp32, without sparsity.
+where there is no bf16) FLOP/s of the data sheet, accumulated in fp32, without sparsity. Device
+memory's bandwidth is the data sheet's too; where a card is sold in several forms, the SXM one's.
 """
 
 from __future__ import annotations
@@ -20,48 +21,54 @@ _PCIE_5 = 52_000_000_000.0
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card: name, memory in bytes, host link in bytes/s, compute in FLOP/s."""
+    """One card."""
 
-    name: str
-    memory_bytes: int
-    link_bytes_per_second: float
-    flops: float
+    name: str  # as the table below writes it
+    memory_bytes: int  # nominal
+    link_bytes_per_second: float  # host to device, from pinned memory
+    flops: float  # dense bf16, or fp16 where there is none, per second
+    memory_bytes_per_second: float  # of the device's own memory
+    compute_capability: tuple[int, int]  # (8, 6) means sm_86
+    multiprocessors: int  # SMs
 
 
-def _gpu(name: str, gib: int, link: float, teraflops: float) -> Gpu:
-    return Gpu(name, gib * GIB, link, teraflops * 1e12)
+def _gpu(
+    name: str, gib: int, link: float, teraflops: float, gb_per_second: float, sm: str, count: int
+) -> Gpu:
+    capability = int(sm[:-1]), int(sm[-1])
+    return Gpu(name, gib * GIB, link, teraflops * 1e12, gb_per_second * 1e9, capability, count)
 
 
 GPUS: tuple[Gpu, ...] = (
-    _gpu("P100", 16, _PCIE_3, 21),
-    _gpu("V100", 16, _PCIE_3, 112),
-    _gpu("V100-32GB", 32, _PCIE_3, 112),
-    _gpu("T4", 16, _PCIE_3, 65),
-    _gpu("A10", 24, _PCIE_4, 125),
-    _gpu("A30", 24, _PCIE_4, 165),
-    _gpu("A40", 48, _PCIE_4, 150),
-    _gpu("A100-40GB", 40, _PCIE_4, 312),
-    _gpu("A100-80GB", 80, _PCIE_4, 312),
-    _gpu("L4", 24, _PCIE_4, 121),
-    _gpu("L40S", 48, _PCIE_4, 362),
-    _gpu("H100", 80, _PCIE_5, 989),
-    _gpu("H200", 140, _PCIE_5, 989),
-    _gpu("GH200", 96, 400_000_000_000.0, 989),
-    _gpu("B200", 180, _PCIE_5, 2250),
-    _gpu("RTX 2080 Ti", 11, _PCIE_3, 54),
-    _gpu("RTX 3060", 12, _PCIE_4, 26),
-    _gpu("RTX 3080", 10, _PCIE_4, 60),
-    _gpu("RTX 3090", 24, _PCIE_4, 71),
-    _gpu("RTX 4070", 12, _PCIE_4, 58),
-    _gpu("RTX 4080", 16, _PCIE_4, 97),
-    _gpu("RTX 4090", 24, _PCIE_4, 165),
-    _gpu("RTX 5080", 16, _PCIE_5, 113),
-    _gpu("RTX 5090", 32, _PCIE_5, 210),
-    _gpu("RTX A4000", 16, _PCIE_4, 77),
-    _gpu("RTX A5000", 24, _PCIE_4, 111),
-    _gpu("RTX A6000", 48, _PCIE_4, 155),
-    _gpu("RTX 6000 Ada", 48, _PCIE_4, 364),
-    _gpu("RTX PRO 6000", 96, _PCIE_5, 504),
+    _gpu("P100", 16, _PCIE_3, 21, 732, "60", 56),
+    _gpu("V100", 16, _PCIE_3, 112, 900, "70", 80),
+    _gpu("V100-32GB", 32, _PCIE_3, 112, 900, "70", 80),
+    _gpu("T4", 16, _PCIE_3, 65, 300, "75", 40),
+    _gpu("A10", 24, _PCIE_4, 125, 600, "86", 72),
+    _gpu("A30", 24, _PCIE_4, 165, 933, "80", 56),
+    _gpu("A40", 48, _PCIE_4, 150, 696, "86", 84),
+    _gpu("A100-40GB", 40, _PCIE_4, 312, 1555, "80", 108),
+    _gpu("A100-80GB", 80, _PCIE_4, 312, 2039, "80", 108),
+    _gpu("L4", 24, _PCIE_4, 121, 300, "89", 58),
+    _gpu("L40S", 48, _PCIE_4, 362, 864, "89", 142),
+    _gpu("H100", 80, _PCIE_5, 989, 3350, "90", 132),
+    _gpu("H200", 140, _PCIE_5, 989, 4800, "90", 132),
+    _gpu("GH200", 96, 400_000_000_000.0, 989, 4000, "90", 132),
+    _gpu("B200", 180, _PCIE_5, 2250, 8000, "100", 148),
+    _gpu("RTX 2080 Ti", 11, _PCIE_3, 54, 616, "75", 68),
+    _gpu("RTX 3060", 12, _PCIE_4, 26, 360, "86", 28),
+    _gpu("RTX 3080", 10, _PCIE_4, 60, 760, "86", 68),
+    _gpu("RTX 3090", 24, _PCIE_4, 71, 936, "86", 82),
+    _gpu("RTX 4070", 12, _PCIE_4, 58, 504, "89", 46),
+    _gpu("RTX 4080", 16, _PCIE_4, 97, 717, "89", 76),
+    _gpu("RTX 4090", 24, _PCIE_4, 165, 1008, "89", 128),
+    _gpu("RTX 5080", 16, _PCIE_5, 113, 960, "120", 84),
+    _gpu("RTX 5090", 32, _PCIE_5, 210, 1792, "120", 170),
+    _gpu("RTX A4000", 16, _PCIE_4, 77, 448, "86", 48),
+    _gpu("RTX A5000", 24, _PCIE_4, 111, 768, "86", 64),
+    _gpu("RTX A6000", 48, _PCIE_4, 155, 768, "86", 84),
+    _gpu("RTX 6000 Ada", 48, _PCIE_4, 364, 960, "89", 142),
+    _gpu("RTX PRO 6000", 96, _PCIE_5, 504, 1792, "120", 188),
 )
 
 # What people write for a card, beside its name with any case, spaces, dashes and vendor words.

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from trae_mem.compiled import Seat
 from trae_mem.errors import TraeMemError
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class UnitHooks(Uncopyable):
         unit: Unit,
         tensors: tuple[PackedTensor, ...],
         windows: list[Tensor],
+        place: tuple[dict[str, nn.Module | None], str] | None,
     ) -> None:
         self.runtime = runtime
         self.index = index
@@ -89,16 +91,10 @@ class UnitHooks(Uncopyable):
         # (tensor, its version, its address) as they were when it was last put to rest
         self._at_rest: list[tuple[Tensor, int, int]] = []
         self.refresh_hosts()
-        self._handles = [
-            unit.module.register_forward_pre_hook(self.before_forward, prepend=True),
-            unit.module.register_forward_hook(
-                self.after_forward, with_kwargs=True, always_call=True
-            ),
-        ]
+        self.seat = Seat(unit.module, place, self.before_forward, self.after_forward)
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self.seat.leave()
 
     # --- what the parameters show ---------------------------------------------------------------
 
@@ -120,6 +116,17 @@ class UnitHooks(Uncopyable):
             # Other memory: given to it while it was in use, after an interrupted step perhaps.
             if tensor.data_ptr() == window.data_ptr():
                 tensor.data = host
+
+    def require_frozen(self) -> None:
+        """For a device that is not the host: a gradient has to be where its parameter is."""
+        for tensor, _ in self._to_device:
+            if tensor.requires_grad:
+                name = next(t.name for t in self.tensors if t.tensor is tensor)
+                raise TraeMemError(
+                    f"'{name}' was made trainable while it streams: its gradient would be on the "
+                    "GPU, and it rests on the host. Call trae_mem.disable(model) and "
+                    "trae_mem.enable(model) again: what is trainable then stays on the GPU"
+                )
 
     def changed_at_rest(self) -> bool:
         """Whether a tensor was written in place or given other memory since it was released."""
@@ -165,7 +172,8 @@ class UnitHooks(Uncopyable):
         if in_backward():
             runtime.recompute(self)
         else:
-            runtime.forward(self, around=not (module.training or torch.is_grad_enabled()))
+            training = self.unit.module.training or torch.is_grad_enabled()
+            runtime.forward(self, around=not training)
         self.depth += 1
 
     def after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

@@ -26,7 +26,7 @@ from trae_mem.errors import ConfigError, WeightFileError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-__all__ = ["Checkpoint", "FileSpan", "find_span", "load_lazily"]
+__all__ = ["Checkpoint", "FileSpan", "find_span", "like_parameter", "load_lazily"]
 
 # Names of safetensors' header, https://github.com/huggingface/safetensors "Format".
 _DTYPES = {
@@ -243,9 +243,11 @@ class Checkpoint:
     def name_of(self, parameter: str) -> str | None:
         """The file's name of a model's parameter.
 
-        PEFT's wrapping is taken off, and the base model's prefix may be there or not.
+        The wrapping of PEFT and of torch.compile is taken off, and the base model's prefix may be
+        there or not.
         """
         plain = parameter.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        plain = plain.replace("_orig_mod.", "")
         if plain in self:
             return plain
         _, _, shorter = plain.partition(".")
@@ -273,7 +275,7 @@ class Checkpoint:
                     f"'{self._file_of[name].path}' it is {mapped.dtype} {tuple(mapped.shape)}"
                 )
             if not tensor.is_meta:
-                if not torch.equal(_raw(tensor), _raw(mapped)):
+                if not torch.equal(_raw(tensor).cpu(), _raw(mapped)):
                     raise ConfigError(
                         f"'{own_name}' differs from '{self._file_of[name].path}': it was changed "
                         "after loading. Save the model first, or use source='ram'"
@@ -290,7 +292,7 @@ class Checkpoint:
         for tensor, mapped in adopted:
             if tensor.is_meta:
                 # .data cannot change a tensor's backend; swapping keeps the Parameter object.
-                swap_tensors(tensor, _like(tensor, mapped))
+                swap_tensors(tensor, like_parameter(tensor, mapped))
             else:
                 tensor.data = mapped
 
@@ -352,7 +354,8 @@ def load_lazily(
     return model
 
 
-def _like(tensor: Tensor, data: Tensor) -> Tensor:
+def like_parameter(tensor: Tensor, data: Tensor) -> Tensor:
+    """``data`` as a Parameter if ``tensor`` is one, for ``torch.utils.swap_tensors``."""
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(data, requires_grad=tensor.requires_grad)
     return data

@@ -16,7 +16,7 @@ from trae_mem.errors import NativeLibraryError
 __all__ = ["load_native"]
 
 # What this Python code expects of the module; csrc/bindings/native.cpp says what it is.
-INTERFACE = 1
+INTERFACE = 2
 
 
 def _command() -> str:

@@ -18,7 +18,7 @@ from trae_mem.errors import ConfigError
 from trae_mem.units import Unit
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from trae_mem import _native
 
 __all__ = ["Pack", "PackedTensor", "plan_pack", "plan_packs", "tensors_outside", "view"]
 
@@ -139,11 +139,33 @@ def plan_packs(model: nn.Module, units: list[Unit]) -> list[Pack]:
     return packs
 
 
-def view(memory: Buffer, offset: int, like: PackedTensor) -> Tensor:
+class _DeviceBytes:
+    """Device memory as libraries hand it to each other: the CUDA array interface, version 3.
+
+    See Numba's documentation, "CUDA Array Interface". No stream is named, since the engine orders
+    its copies and the model's compute by events.
+    """
+
+    def __init__(self, memory: _native.Memory, offset: int, size: int) -> None:
+        self._memory = memory  # kept alive by the tensor that is made of this
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (memory.address + offset, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def view(memory: _native.Memory, offset: int, like: PackedTensor) -> Tensor:
     """A tensor over ``memory`` from ``offset`` on, with a storage of its own.
 
     Storages of their own keep serializers from taking the tensors of a pack for one shared
     tensor. The tensor keeps ``memory`` alive.
     """
-    raw = torch.frombuffer(memoryview(memory)[offset : offset + like.bytes], dtype=torch.uint8)
+    if memory.device >= 0:
+        device = torch.device("cuda", memory.device)
+        raw = torch.as_tensor(_DeviceBytes(memory, offset, like.bytes), device=device)
+    else:
+        raw = torch.frombuffer(memoryview(memory)[offset : offset + like.bytes], dtype=torch.uint8)
     return raw.view(like.dtype).as_strided(like.shape, like.stride)

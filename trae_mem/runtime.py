@@ -1,13 +1,12 @@
-"""One model's streaming: units, store and engine together, and the public functions over them."""
+"""One model's streaming: units, store and engine together."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import torch
@@ -17,19 +16,16 @@ from trae_mem.errors import ConfigError, TraeMemError
 from trae_mem.hooks import Uncopyable, UnitHooks, in_backward
 from trae_mem.integrations.peft import MergeWatch
 from trae_mem.native import load_native
-from trae_mem.packing import Pack, plan_packs, view
-from trae_mem.residency import budget_bytes, choose_resident, slot_count
+from trae_mem.packing import Pack, view
 from trae_mem.stats import Status
-from trae_mem.store import bring_outside_to_ram, build_store
-from trae_mem.units import Wanted, find_units
+from trae_mem.store import build_store
 
 if TYPE_CHECKING:
     from trae_mem import _native
+    from trae_mem.devices import Target
+    from trae_mem.placement import Placement
 
-__all__ = ["Runtime", "disable", "enable", "find_runtime", "offloaded", "refresh", "status"]
-
-# The stream of the caller, see csrc/core/device.h: on a host device the calling thread.
-_CALLER_STREAM = 0
+__all__ = ["Runtime", "find_runtime", "require_runtime"]
 
 _runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
 # Weak both ways: the hooks keep a runtime, so that it goes with its model.
@@ -46,7 +42,8 @@ class Runtime(Uncopyable):
         model: nn.Module,
         packs: list[Pack],
         source: str,
-        device: _native.Device,
+        target: Target,
+        placement: Placement,
         *,
         prefetch: int,
         slots: int,
@@ -55,20 +52,25 @@ class Runtime(Uncopyable):
     ) -> None:
         native = load_native()
         self.prefetch, self.slots, self.resident = prefetch, slots, resident
-        self.device = device
+        self.device = target.native
+        self.target = target
+        self.placement = placement
         self.packs = packs
         self.before_pass: list[Callable[[], None]] = []  # called before each pass of the model
         self.written_back_bytes = 0
         self.started_ns = time.monotonic_ns()
         self._travel = native.Travel
         self._current: UnitHooks | None = None
+        self._streams: list[int] = []  # in which the current unit was acquired
         self._recomputed: int | None = None  # the unit that a recomputation ran last
+        self._still_shown: list[UnitHooks] = []  # released in a recomputation, see recompute
         self._graph_task = -1  # the backward whose end will release the current unit
         self._passed = False
-        self._thread = 0  # that acquired a unit last
-        self.pool = native.PagePool(device)
+        self._thread = 0  # that acquired a unit last, or had a backward do so
+        self._backward = False  # the current unit was acquired inside of a backward
+        self.pool = native.PagePool(self.device)
         # Should there be no room for the slots, the model keeps working from where it rests.
-        self.store = build_store(packs, source, device)
+        self.store = build_store(packs, source, self.device)
         self.streamer: _native.LayerStreamer = native.LayerStreamer(
             self.pool,
             self.store.native,
@@ -77,15 +79,29 @@ class Runtime(Uncopyable):
             resident=resident,
             poison=poison,
         )
-        self.units = [
-            UnitHooks(self, index, pack.unit, pack.tensors, self._windows(index, pack))
-            for index, pack in enumerate(packs)
-        ]
-        self._merges = MergeWatch(model, self.units)
-        self._root_handle = model.register_forward_pre_hook(self._before_pass, prepend=True)
+        self.units: list[UnitHooks] = []
+        try:
+            self._hook(model)
+        except BaseException:
+            for hooks in self.units:
+                hooks.remove()
+            raise
         _runtimes.add(self)
         for pack in packs:
             _runtime_of_module[pack.unit.module] = weakref.ref(self)
+
+    def _hook(self, model: nn.Module) -> None:
+        places = {
+            child: (parent._modules, key)
+            for parent in model.modules()
+            for key, child in parent._modules.items()
+            if child is not None
+        }
+        for index, pack in enumerate(self.packs):
+            windows, place = self._windows(index, pack), places.get(pack.unit.module)
+            self.units.append(UnitHooks(self, index, pack.unit, pack.tensors, windows, place))
+        self._merges = MergeWatch(model, self.units)
+        self._root_handle = model.register_forward_pre_hook(self._before_pass, prepend=True)
 
     def _windows(self, index: int, pack: Pack) -> list[Tensor]:
         memory = self.streamer.window(index, pack.bytes)
@@ -93,7 +109,7 @@ class Runtime(Uncopyable):
 
     def close(self) -> None:
         """Takes the hooks off; every tensor shows its resting bytes afterwards."""
-        self.release_current()
+        self.end_pass()
         self._root_handle.remove()
         self._merges.close()
         for hooks in self.units:
@@ -104,53 +120,82 @@ class Runtime(Uncopyable):
         self.units = []
         _runtimes.discard(self)
         self.streamer.drain()
+        self.placement.restore()
 
     # --- the current unit, see hooks.py [Note: late release] ------------------------------------
 
     def forward(self, hooks: UnitHooks, *, around: bool) -> None:
         self._recomputed = None
+        self._rest_those_still_shown()
+        if self.target.device.type != "cpu":
+            hooks.require_frozen()
         if self._merges.changed(hooks.index):
             hooks.suspect = True
         self.acquire(hooks, self._travel.FORWARD_AROUND if around else self._travel.FORWARD)
 
     def recompute(self, hooks: UnitHooks) -> None:
-        """Forward inside a backward: alone, or the next of a group that is recomputed."""
+        """Forward inside a backward: alone, or the next of a group that is recomputed.
+
+        When all of a group is recomputed, a non-reentrant checkpoint compares where the tensors
+        that it saved are with where those of the first forward were. Among them are parameters of
+        units that were released meanwhile: these go on showing their windows until then.
+        """
         self._release_at_end_of_backward()
+        current = self._current
+        if current is not None and current is not hooks and current.index == self._recomputed:
+            self._still_shown.append(current)
         follows = self._recomputed is not None and hooks.index == self._recomputed + 1
         self._recomputed = hooks.index
         self.acquire(hooks, self._travel.FORWARD if follows else self._travel.BACKWARD)
 
     def backward(self, hooks: UnitHooks) -> None:
         self._release_at_end_of_backward()
+        self._recomputed = None
+        if hooks is not self._current:
+            self._rest_those_still_shown()
         self.acquire(hooks, self._travel.BACKWARD)
 
     def acquire(self, hooks: UnitHooks, travel: _native.Travel) -> None:
         self._take_turn()
+        stream = self.target.stream()
         if hooks is self._current:
+            if stream not in self._streams:
+                self._streams.append(stream)
+                self.streamer.acquire(hooks.index, stream, travel)
             return
         self.release_current()
+        if hooks in self._still_shown:
+            self._rest_those_still_shown()
         if hooks.changed_at_rest():
             self._accept_changes(hooks)
         # Current before it is acquired: an interrupt in between must not leave it acquired for
         # ever. Releasing what was not acquired does nothing.
         self._current = hooks
+        self._backward = in_backward()
+        self._streams = [stream]
         try:
-            self.streamer.acquire(hooks.index, _CALLER_STREAM, travel)
+            self.streamer.acquire(hooks.index, stream, travel)
             hooks.show_device()
         except BaseException:
             self.release_current()
             raise
 
     def _take_turn(self) -> None:
-        """The current unit may be replaced, unless another thread is running it just now."""
-        thread = threading.get_ident()
-        current = self._current
-        if current is not None and current.depth > 0 and thread != self._thread:
+        """The current unit may be replaced, unless another thread is running it just now.
+
+        On a GPU a backward runs on a thread of autograd's own, for a caller that waits for it: when
+        that caller is back, an interrupted backward is over, whatever it left behind.
+        """
+        thread, current = threading.get_ident(), self._current
+        for_caller = self.target.device.type == "cuda" and in_backward()
+        theirs = not self._backward if for_caller else thread != self._thread
+        if current is not None and current.depth > 0 and theirs:
             raise TraeMemError(
                 f"two threads run the model at once: unit '{current.unit.name}' is in use, and a "
                 "model that streams uses one unit at a time. Hold a lock for each pass"
             )
-        self._thread = thread
+        if not for_caller:
+            self._thread = thread
 
     def _accept_changes(self, hooks: UnitHooks) -> None:
         self.streamer.drain()
@@ -172,17 +217,30 @@ class Runtime(Uncopyable):
         if hooks is None:
             return
         self.written_back_bytes += hooks.keep_writes()
-        hooks.show_host()
+        if hooks not in self._still_shown:
+            hooks.show_host()
         hooks.depth = 0
-        self.streamer.release(hooks.index, _CALLER_STREAM)
+        for stream in self._streams:
+            self.streamer.release(hooks.index, stream)
         self._current = None
+
+    def end_pass(self) -> None:
+        """Nothing is in use: at the end of a backward, and before a forward."""
+        self.release_current()
+        self._rest_those_still_shown()
+        self._recomputed = None
+
+    def _rest_those_still_shown(self) -> None:
+        for hooks in self._still_shown:
+            hooks.show_host()
+        self._still_shown = []
 
     def _release_at_end_of_backward(self) -> None:
         task = torch._C._current_graph_task_id()
         if task == self._graph_task:
             return
         self._graph_task = task
-        torch.autograd.Variable._execution_engine.queue_callback(self.release_current)
+        torch.autograd.Variable._execution_engine.queue_callback(self.end_pass)
 
     def _before_pass(self, model: nn.Module, args: object) -> None:
         if not self._passed:
@@ -190,7 +248,11 @@ class Runtime(Uncopyable):
             self.started_ns = time.monotonic_ns()
         if not in_backward():
             self._take_turn()
-            self.release_current()  # left over from a pass that an exception ended
+            self.end_pass()  # left over from a pass that an exception ended
+            if self._merges.take_new_tensors():  # adapters, made where the weights rest
+                self.placement.place(model)
+            for hooks in self.units:
+                hooks.seat.follow()
             for callback in self.before_pass:
                 callback()
 
@@ -265,162 +327,13 @@ def find_runtime(model: nn.Module) -> Runtime | None:
     return None
 
 
-def _require_runtime(model: nn.Module) -> Runtime:
+def require_runtime(model: nn.Module) -> Runtime:
+    """That runtime.
+
+    Raises:
+        ConfigError: the model does not stream.
+    """
     runtime = find_runtime(model)
     if runtime is None:
         raise ConfigError(f"{type(model).__name__} does not stream: call trae_mem.enable(model)")
     return runtime
-
-
-# --- the public functions -------------------------------------------------------------------------
-
-
-def _native_device(device: torch.device | str | _native.Device | None) -> _native.Device:
-    native = load_native()
-    if isinstance(device, (str, torch.device)) and torch.device(device).type != "cpu":
-        raise ConfigError(
-            f"device={str(device)!r}: this version streams to the CPU's memory only; "
-            "pass device='cpu' or leave it out"
-        )
-    if device is None or isinstance(device, (str, torch.device)):
-        host: _native.Device = native.HostDevice.from_environment()
-        return host
-    return device
-
-
-def enable(
-    model: nn.Module,
-    *,
-    prefetch: int = 2,
-    device: torch.device | str | _native.Device | None = None,
-    source: str | os.PathLike[str] = "auto",
-    budget: int | float | str | None = None,
-    units: Wanted | None = None,
-    slots: int | None = None,
-    debug: str | None = None,
-) -> nn.Module:
-    """Streams the repeated blocks of ``model`` through a few slots of device memory.
-
-    The model is changed in place: a block's frozen parameters and buffers are on the device while
-    it runs, forward and backward, and rest in host memory or in their files otherwise. Parameter
-    objects stay the same; trainable parameters stay on the device. Losses and gradients are
-    bit-identical to those of the model without it.
-
-    Args:
-        model: any module with repeated blocks; a PEFT model too.
-        prefetch: units that are loaded ahead of the running one, 0 or more.
-        device: where the model computes. ``None``: the CPU, whose memory is then the device. A
-            ``trae_mem.HostDevice`` chooses its capacity and the speed of its link.
-        source: where weights rest. ``"ram"``: packed in host memory; ``"file"``: in the
-            safetensors files they are mapped from, ``"auto"``: file where that is so, else ram. A
-            path names the checkpoint that the model was loaded from.
-        budget: device memory for the units' weights, in bytes, as ``"10GiB"``, or as a fraction
-            of the device's memory (a float). As many units as fit stay there for good. ``None``:
-            none do, only the slots are there.
-        units: modules to stream: names, names of lists of modules, class names or classes.
-            ``None``: the blocks in ``_no_split_modules``, else the ModuleList with most
-            parameters.
-        slots: units that fit on the device at a time. ``None``: ``prefetch + 2``.
-        debug: ``"poison"`` fills a slot with NaN as soon as it is released, so that a use of
-            weights that are no longer there shows. It costs extra loads.
-
-    Returns:
-        ``model``.
-
-    Raises:
-        ConfigError: enabled already, no repeated blocks, nothing frozen to stream, or an argument
-            that makes no sense.
-        BudgetError: the budget is below the minimum, which it carries.
-        OutOfMemoryError: the device has no room for the slots.
-        WeightFileError: a weight file is missing or broken.
-        NativeLibraryError: the compiled part is missing.
-    """
-    if find_runtime(model) is not None:
-        raise ConfigError(
-            f"{type(model).__name__} streams already: call trae_mem.disable(model) first, or "
-            "trae_mem.status(model) to see it"
-        )
-    if debug not in (None, "poison"):
-        raise ConfigError(f"debug={debug!r}: expected None or 'poison'")
-    source = os.fspath(source)
-    native_device = _native_device(device)
-    found = find_units(model, units)
-    slots = slot_count(slots, prefetch, len(found))
-    packs = plan_packs(model, found)
-    resident = choose_resident(
-        [pack.bytes for pack in packs], budget_bytes(budget, native_device), slots
-    )
-    bring_outside_to_ram(model, found, source)
-    Runtime(
-        model,
-        packs,
-        source,
-        native_device,
-        prefetch=prefetch,
-        slots=slots,
-        resident=resident,
-        poison=debug == "poison",
-    )
-    return model
-
-
-def disable(model: nn.Module) -> nn.Module:
-    """Ends streaming: takes all hooks off and leaves every weight where it rests.
-
-    Raises:
-        ConfigError: the model does not stream.
-    """
-    _require_runtime(model).close()
-    return model
-
-
-@contextlib.contextmanager
-def offloaded(
-    model: nn.Module,
-    *,
-    prefetch: int = 2,
-    device: torch.device | str | _native.Device | None = None,
-    source: str | os.PathLike[str] = "auto",
-    budget: int | float | str | None = None,
-    units: Wanted | None = None,
-    slots: int | None = None,
-    debug: str | None = None,
-) -> Iterator[nn.Module]:
-    """``enable`` for the duration of a ``with`` block; the same arguments and errors."""
-    enable(
-        model,
-        prefetch=prefetch,
-        device=device,
-        source=source,
-        budget=budget,
-        units=units,
-        slots=slots,
-        debug=debug,
-    )
-    try:
-        yield model
-    finally:
-        disable(model)
-
-
-def status(model: nn.Module) -> Status:
-    """What streams, what is on the device, and how long compute has waited.
-
-    Raises:
-        ConfigError: the model does not stream.
-    """
-    return _require_runtime(model).status()
-
-
-def refresh(model: nn.Module) -> None:
-    """Loads every unit again before its next use.
-
-    Changes of weights between steps are noticed by themselves: in-place operations, assignments
-    to ``param.data``, ``load_state_dict``, merges of PEFT adapters. Not so a write *through*
-    ``param.data`` (``param.data.mul_(2)``), of which PyTorch keeps no trace; call this after one.
-
-    Raises:
-        ConfigError: the model does not stream.
-    """
-    for hooks in _require_runtime(model).units:
-        hooks.suspect = True

@@ -7,18 +7,24 @@ import ctypes
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trae_mem.errors import ConfigError
-from trae_mem.loading import Checkpoint, FileSpan, find_span, forget
+from trae_mem.loading import (
+    Checkpoint,
+    FileSpan,
+    find_span,
+    forget,
+    like_parameter,
+    swap_tensors,
+)
 from trae_mem.native import load_native
-from trae_mem.packing import Pack, PackedTensor, tensors_outside, view
-from trae_mem.units import Unit
+from trae_mem.packing import Pack, PackedTensor, view
 
 if TYPE_CHECKING:
     from trae_mem import _native
 
-__all__ = ["Store", "bring_outside_to_ram", "build_store"]
+__all__ = ["Store", "build_store"]
 
 
 class Store(Protocol):
@@ -63,10 +69,13 @@ class RamStore:
         for packed in pack.tensors:
             place = view(memory, packed.offset, packed)
             original = packed.tensor.data
-            place.copy_(original)
             host = self._shown.setdefault(id(packed.tensor), place)
-            packed.tensor.data = host
-            forget(original)
+            if original.is_meta:  # source="empty": the pages stay untouched
+                swap_tensors(packed.tensor, like_parameter(packed.tensor, host))
+            else:
+                place.copy_(original)
+                packed.tensor.data = host
+                forget(original)
             hosts.append(host)
             places.append(place)
         self._packs.append(pack)
@@ -109,6 +118,8 @@ class FileStore:
     def add(self, pack: Pack, spans: list[FileSpan | None]) -> None:
         rows = []
         for packed, span in zip(pack.tensors, spans, strict=True):
+            if packed.tensor.device.type != "cpu":  # in no file: it rests in host memory
+                packed.tensor.data = packed.tensor.data.cpu()
             file, name, offset = -1, packed.name, 0
             if span is not None:
                 file, name, offset = self._file(span.path), span.name, span.offset
@@ -125,6 +136,8 @@ class FileStore:
             packed.tensor.data = torch.empty_strided(
                 packed.shape, packed.stride, dtype=packed.dtype
             ).copy_(packed.tensor.data)
+        if packed.tensor.device.type != "cpu":
+            packed.tensor.data = packed.tensor.data.cpu()
         moved = packed.tensor.data_ptr() != self.hosts[unit][index].data_ptr()
         if moved:  # a write to the mapping itself is seen by the native store
             self.hosts[unit][index] = packed.tensor.data
@@ -142,24 +155,6 @@ def _return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def bring_outside_to_ram(model: nn.Module, units: list[Unit], source: str) -> None:
-    """Weights outside of the units are used all the time: read them once, aligned."""
-    outside = tensors_outside(model, units)
-    meta = [(name, tensor) for name, tensor in outside if tensor.is_meta]
-    if meta and source not in ("auto", "ram", "file"):
-        Checkpoint(source).adopt(meta)
-    for name, tensor in outside:
-        if tensor.is_meta:
-            raise ConfigError(
-                f"'{name}' is on the meta device, with no file behind it. Load the model, or "
-                "pass source='PATH' of its safetensors checkpoint"
-            )
-        if find_span(tensor) is not None:
-            mapped = tensor.data
-            tensor.data = mapped.clone()
-            forget(mapped)
-
-
 def build_store(packs: list[Pack], source: str, device: _native.Device) -> Store:
     """Puts the packs to rest.
 
@@ -168,19 +163,20 @@ def build_store(packs: list[Pack], source: str, device: _native.Device) -> Store
             tensor that rests, unit by unit, so that the originals' memory goes as this proceeds.
         source: ``"ram"``, ``"file"``, ``"auto"`` (file if most bytes are mapped from files by
             :func:`trae_mem.loading.load_lazily` or by naming a checkpoint before; else ram), or
-            the path of a checkpoint, whose tensors must equal the model's.
+            the path of a checkpoint, whose tensors must equal the model's. ``"empty"`` reserves
+            host memory for tensors on the meta device and leaves it untouched.
 
     Raises:
         ConfigError: meta tensors without a file behind them, or tensors that differ from it.
         WeightFileError: an unreadable or truncated file.
     """
-    if source not in ("auto", "ram", "file"):
+    if source not in ("auto", "ram", "file", "empty"):
         Checkpoint(source).adopt([(t.name, t.tensor) for pack in packs for t in pack.tensors])
     spans = [[find_span(packed.tensor) for packed in pack.tensors] for pack in packs]
     mapped = sum(span.bytes for row in spans for span in row if span is not None)
     total = sum(packed.bytes for pack in packs for packed in pack.tensors)
     meta = [packed.name for pack in packs for packed in pack.tensors if packed.tensor.is_meta]
-    if meta:
+    if meta and source != "empty":
         raise ConfigError(
             f"'{meta[0]}' (and {len(meta) - 1} more) is on the meta device, with no file behind "
             "it. Load the model, or pass source='PATH' of its safetensors checkpoint"
@@ -190,7 +186,7 @@ def build_store(packs: list[Pack], source: str, device: _native.Device) -> Store
             "source='file': no weight is mapped from a safetensors file. Load the model with "
             "trae_mem.loading.load_lazily(PATH), or pass source='PATH' of its checkpoint"
         )
-    if source == "ram" or (source == "auto" and 2 * mapped < total):
+    if source in ("ram", "empty") or (source == "auto" and 2 * mapped < total):
         ram = RamStore(device)
         for pack in packs:
             ram.add(pack)

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../core/cuda_device.h"
 #include "../core/error.h"
 #include "../core/file_store.h"
 #include "../core/host_device.h"
@@ -23,14 +24,46 @@ using namespace trae_mem;  // NOLINT(google-build-using-namespace): a file of bi
 namespace {
 
 // Raised whenever the Python side must change with this file (trae_mem/native.py).
-constexpr int kInterface = 1;
+constexpr int kInterface = 2;
 
-// Memory that Python views through the buffer protocol; its owner lives as long as the views.
+// Memory that Python views through the buffer protocol or, on a GPU, through the CUDA array
+// interface; its owner lives as long as the views.
 struct Memory {
   std::shared_ptr<void> owner;
   void* data;
   std::size_t bytes;
+  int device;  // -1: the host
 };
+
+py::buffer_info host_view(const Memory& memory) {
+  if (memory.device >= 0) {
+    throw py::buffer_error("this memory is on GPU " + std::to_string(memory.device) +
+                           ": view it with torch.as_tensor(memory, device='cuda')");
+  }
+  return {static_cast<std::uint8_t*>(memory.data), static_cast<py::ssize_t>(memory.bytes)};
+}
+
+py::dict device_view(const Memory& memory) {
+  if (memory.device < 0) throw py::attribute_error("this memory is on the host");
+  py::dict result;
+  result["shape"] = py::make_tuple(memory.bytes);
+  result["typestr"] = "|u1";
+  result["data"] = py::make_tuple(reinterpret_cast<std::uintptr_t>(memory.data), false);
+  result["version"] = 3;
+  result["strides"] = py::none();
+  result["stream"] = py::none();  // its users are ordered by acquire and release
+  return result;
+}
+
+// Destroying one waits for its work, which may need the interpreter: a host function of a stream.
+void destroy(LayerStreamer* streamer) {
+  if (PyGILState_Check() == 1) {
+    const py::gil_scoped_release released;
+    delete streamer;
+  } else {
+    delete streamer;
+  }
+}
 
 // Raises the Python exception `name` of trae_mem.errors.
 void raise(const char* name, const std::exception& error) {
@@ -46,6 +79,8 @@ void translate(std::exception_ptr pointer) {
     raise("WeightFileError", error);
   } catch (const InvalidArgument& error) {
     py::set_error(PyExc_ValueError, error.what());
+  } catch (const DeviceUnavailable& error) {
+    raise("ConfigError", error);
   } catch (const DeviceError& error) {
     raise("TransferError", error);
   } catch (const Error& error) {
@@ -106,10 +141,9 @@ PYBIND11_MODULE(_native, module) {
   });
 
   py::class_<Memory>(module, "Memory", py::buffer_protocol())
-      .def_buffer([](const Memory& memory) {
-        return py::buffer_info(static_cast<std::uint8_t*>(memory.data),
-                               static_cast<py::ssize_t>(memory.bytes));
-      })
+      .def_buffer(&host_view)
+      .def_readonly("device", &Memory::device)
+      .def_property_readonly("__cuda_array_interface__", &device_view)
       .def_property_readonly("address", [](const Memory& memory) {
         return reinterpret_cast<std::uintptr_t>(memory.data);
       });
@@ -118,8 +152,11 @@ PYBIND11_MODULE(_native, module) {
       .def_property_readonly("name", [](const Device& device) { return device.info().name; })
       .def_property_readonly("total_bytes",
                              [](const Device& device) { return device.info().total_bytes; })
+      .def_property_readonly("free_bytes",
+                             [](const Device& device) { return device.info().free_bytes; })
       .def_property_readonly("used_bytes",
-                             [](const Device& device) { return device.info().used_bytes; });
+                             [](const Device& device) { return device.info().used_bytes; })
+      .def_property_readonly("index", [](const Device& device) { return device.info().index; });
 
   py::class_<HostDevice, Device, std::shared_ptr<HostDevice>>(module, "HostDevice")
       .def(py::init([](std::size_t memory_bytes, std::uint64_t link_bytes_per_second,
@@ -132,6 +169,16 @@ PYBIND11_MODULE(_native, module) {
       .def_static("from_environment", [] {
         return std::make_shared<HostDevice>(HostDeviceOptions::from_environment());
       });
+
+  py::class_<CudaDevice, Device, std::shared_ptr<CudaDevice>>(module, "CudaDevice")
+      .def(py::init([](int index, std::size_t memory_bytes) {
+             CudaDeviceOptions options = CudaDeviceOptions::from_environment(index);
+             options.memory_bytes = memory_bytes;
+             const py::gil_scoped_release released;  // the driver may take seconds to start
+             return std::make_shared<CudaDevice>(options);
+           }),
+           py::arg("index") = 0, py::kw_only(), py::arg("memory_bytes") = 0)
+      .def_property_readonly("pinning_note", &CudaDevice::pinning_note);
 
   py::class_<PagePool, std::shared_ptr<PagePool>>(module, "PagePool")
       .def(py::init<std::shared_ptr<Device>, std::size_t>(), py::arg("device"),
@@ -150,7 +197,7 @@ PYBIND11_MODULE(_native, module) {
           [](RamStore& store, std::size_t bytes) {
             std::shared_ptr<HostBuffer> pack = store.add_unit(bytes);
             void* data = pack->data();
-            return Memory{std::move(pack), data, bytes};
+            return Memory{std::move(pack), data, bytes, -1};
           },
           py::arg("bytes"));
 
@@ -171,19 +218,22 @@ PYBIND11_MODULE(_native, module) {
       .value("BACKWARD", Travel::kBackward);
 
   py::class_<LayerStreamer, std::shared_ptr<LayerStreamer>>(module, "LayerStreamer")
-      .def(py::init([](std::shared_ptr<PagePool> pool, std::shared_ptr<WeightStore> store,
-                       std::size_t slots, std::size_t prefetch, std::vector<bool> resident,
-                       bool poison) {
-             return std::make_shared<LayerStreamer>(
-                 std::move(pool), std::move(store),
-                 LayerStreamerOptions{slots, prefetch, std::move(resident), poison,
-                                      option_number("event_log_entries", 1)});
-           }),
-           py::arg("pool"), py::arg("store"), py::kw_only(), py::arg("slots"), py::arg("prefetch"),
-           py::arg("resident"), py::arg("poison"))
+      .def(
+          py::init([](std::shared_ptr<PagePool> pool, std::shared_ptr<WeightStore> store,
+                      std::size_t slots, std::size_t prefetch, std::vector<bool> resident,
+                      bool poison) {
+            return std::shared_ptr<LayerStreamer>(
+                new LayerStreamer(std::move(pool), std::move(store),
+                                  LayerStreamerOptions{slots, prefetch, std::move(resident), poison,
+                                                       option_number("event_log_entries", 1)}),
+                destroy);
+          }),
+          py::arg("pool"), py::arg("store"), py::kw_only(), py::arg("slots"), py::arg("prefetch"),
+          py::arg("resident"), py::arg("poison"))
       .def("window",
            [](const std::shared_ptr<LayerStreamer>& streamer, std::size_t unit, std::size_t bytes) {
-             return Memory{streamer, reinterpret_cast<void*>(streamer->window(unit)), bytes};
+             return Memory{streamer, reinterpret_cast<void*>(streamer->window(unit)), bytes,
+                           streamer->device().info().index};
            })
       .def(
           "acquire",
@@ -196,9 +246,9 @@ PYBIND11_MODULE(_native, module) {
       .def("invalidate", &LayerStreamer::invalidate)
       .def("drain", &LayerStreamer::drain, py::call_guard<py::gil_scoped_release>())
       .def("abandon", &LayerStreamer::abandon)
-      .def("stats", [](const LayerStreamer& streamer) { return as_dict(streamer.stats()); })
-      .def("events", [](const LayerStreamer& streamer,
-                        std::uint64_t from) { return as_tuple(streamer.log().read(from)); })
+      .def("stats", [](LayerStreamer& streamer) { return as_dict(streamer.stats()); })
+      .def("events", [](LayerStreamer& streamer,
+                        std::uint64_t from) { return as_tuple(streamer.events(from)); })
       .def_property_readonly("bytes_on_device", &LayerStreamer::bytes_on_device)
       .def("check_invariants", &LayerStreamer::check_invariants);
 }

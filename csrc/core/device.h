@@ -1,5 +1,6 @@
 // What a device offers to the streamer and the allocator: addresses, physical pages, ordered
-// work, events. The smallest interface that both RAM (HostDevice) and an NVIDIA GPU can serve.
+// work, events. The smallest interface that both RAM (HostDevice) and an NVIDIA GPU (CudaDevice)
+// can serve.
 //
 // Order. A *stream* runs its work in the order of submission. An *event* marks a point in a
 // stream; `wait` makes another stream wait for that point without blocking the host. The
@@ -8,7 +9,13 @@
 //
 // Errors. Misuse and refused calls throw at once. Work that fails later (a copy, a read) marks
 // the next event recorded on its stream; whoever waits for that event on the host gets the
-// exception, and the stream goes on with the work behind it.
+// exception, and the stream goes on with the work behind it. A failure travels with the event to
+// a stream that waits for it.
+//
+// [Note: reads and waits] A GPU cannot be told that a file could not be read: it would compute with
+// what is there. So on a device whose streams are not the host's own, `wait` for an event behind a
+// copy from a ByteSource blocks the calling thread until the source has been read (not until the
+// device has copied it) and throws what a read threw. Copies from memory never block a wait.
 //
 // Threads. All methods may be called from any thread.
 #pragma once
@@ -17,6 +24,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -32,7 +40,9 @@ inline constexpr std::size_t kPageBytes = std::size_t{2} << 20;  // the word "pa
 
 struct DeviceInfo {
   std::string name;         // "host", "NVIDIA A10"
+  int index;                // of the GPU, as torch counts; -1: the host
   std::size_t total_bytes;  // physical memory, or the limit that was set for it
+  std::size_t free_bytes;   // of it, not used by anybody
   std::size_t used_bytes;   // created and not yet released through this device
 };
 
@@ -40,7 +50,8 @@ struct DeviceInfo {
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  // Writes the bytes [offset, offset + out.size()) to `out`; called on a worker thread.
+  // Writes the bytes [offset, offset + out.size()) to `out`; called on a worker thread, which may
+  // be the driver's: no call of a device in here. May run before the work in front of the copy.
   virtual void read(std::size_t offset, std::span<std::byte> out) const = 0;
 };
 
@@ -76,19 +87,26 @@ class Device {
   virtual StreamHandle create_stream() = 0;
   virtual void destroy_stream(StreamHandle stream) = 0;  // after its work is done
   virtual void synchronize(StreamHandle stream) = 0;     // blocks; failures stay with the events
-  virtual EventHandle create_event() = 0;
+  virtual EventHandle create_event(bool timed) = 0;      // timed: `time_ns` tells when
   virtual void destroy_event(EventHandle event) = 0;
   virtual void record(EventHandle event, StreamHandle stream) = 0;
+  // Records a timed event for its time alone: failures of the work before it stay with the stream.
+  virtual void mark(EventHandle event, StreamHandle stream) = 0;
   // `stream` waits for the last record of `event`; for an event never recorded, for nothing.
+  // The host waits for the reads of sources only: see the note above.
   virtual void wait(StreamHandle stream, EventHandle event) = 0;
   [[nodiscard]] virtual bool query(EventHandle event) const = 0;  // true: done, or never recorded
   virtual void synchronize(EventHandle event) = 0;  // blocks; throws what the work threw
+  // When the stream passed the last record of a timed event, on the clock of now_ns(). Nothing: it
+  // has not, or the time is not known yet. Never blocks.
+  [[nodiscard]] virtual std::optional<std::int64_t> time_ns(EventHandle event) const = 0;
 
   // --- work, in the order of its stream -------------------------------------------------------
   virtual void copy_to_device(Address to, const void* from, std::size_t bytes,
                               StreamHandle stream) = 0;
   virtual void copy_to_device(Address to, std::shared_ptr<const ByteSource> from, std::size_t bytes,
                               StreamHandle stream) = 0;
+  // On a GPU blocks unless `to` lies in a buffer of allocate_host.
   virtual void copy_to_host(void* to, Address from, std::size_t bytes, StreamHandle stream) = 0;
   virtual void fill(Address to, std::uint8_t value, std::size_t bytes, StreamHandle stream) = 0;
   virtual void run(std::function<void()> work, StreamHandle stream) = 0;
@@ -119,7 +137,8 @@ class Stream {
 // An event of its own, destroyed with its owner. The device must outlive it.
 class Event {
  public:
-  explicit Event(Device& device) : device_(&device), handle_(device.create_event()) {}
+  explicit Event(Device& device, bool timed = false)
+      : device_(&device), handle_(device.create_event(timed)) {}
   ~Event() {
     if (device_ != nullptr) device_->destroy_event(handle_);
   }

@@ -34,6 +34,12 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
+// There is no such device here, or it lacks what is needed: nothing was tried on it.
+class DeviceUnavailable : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 // A file of weights is missing, truncated, changed or unreadable.
 class FileError : public Error {
  public:

@@ -1,11 +1,12 @@
 // What the streamer did and when: a ring buffer that is always on, and totals that never wrap.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <vector>
+
+#include "clock.h"
 
 namespace trae_mem {
 
@@ -13,16 +14,9 @@ enum class EventKind : std::uint8_t {
   kLoad,     // bytes of a unit were copied into its window
   kAcquire,  // a use of a unit begins (an instant)
   kRelease,  // and ends (an instant)
-  kStall,    // compute waited for a load
+  kStall,    // compute waited for a load (begin to end of the wait)
   kEvict,    // another load takes the unit's slot (an instant)
 };
-
-// A point in time on the monotonic clock, in nanoseconds (Python: time.monotonic_ns()).
-inline std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 struct LogEntry {
   EventKind kind;

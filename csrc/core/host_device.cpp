@@ -86,7 +86,9 @@ HostDevice::~HostDevice() {
 
 DeviceInfo HostDevice::info() const {
   const std::lock_guard lock(mutex_);
-  return {"host", memory_.capacity(), memory_.used()};
+  const std::size_t capacity = memory_.capacity();
+  const std::size_t used = memory_.used();
+  return {"host", -1, capacity, capacity - used, used};
 }
 
 // --- addresses and physical memory ------------------------------------------------------------
@@ -215,7 +217,7 @@ void HostDevice::synchronize(StreamHandle stream) {
   if (stream != kCallerStream) find_stream(stream)->synchronize();
 }
 
-EventHandle HostDevice::create_event() {
+EventHandle HostDevice::create_event(bool /*timed*/) {  // all are
   faults_.check("create_event");
   const std::lock_guard lock(mutex_);
   const auto id = static_cast<std::uintptr_t>(next_id_++);
@@ -243,6 +245,15 @@ void HostDevice::record(EventHandle event, StreamHandle stream) {
   events_[static_cast<std::uintptr_t>(event)] = std::move(completion);
 }
 
+void HostDevice::mark(EventHandle event, StreamHandle stream) {
+  faults_.check("mark");
+  static_cast<void>(find_completion(event));
+  auto completion = std::make_shared<Completion>();
+  submit(stream, [completion] { completion->finish(nullptr); });
+  const std::lock_guard lock(mutex_);
+  events_[static_cast<std::uintptr_t>(event)] = std::move(completion);
+}
+
 void HostDevice::wait(StreamHandle stream, EventHandle event) {
   faults_.check("wait");
   const std::shared_ptr<Completion> completion = find_completion(event);
@@ -262,6 +273,11 @@ bool HostDevice::query(EventHandle event) const {
 
 void HostDevice::synchronize(EventHandle event) {
   if (const auto completion = find_completion(event)) completion->wait_or_throw();
+}
+
+std::optional<std::int64_t> HostDevice::time_ns(EventHandle event) const {
+  const std::shared_ptr<Completion> completion = find_completion(event);
+  return completion == nullptr ? std::nullopt : completion->finished_ns();
 }
 
 // --- work -------------------------------------------------------------------------------------

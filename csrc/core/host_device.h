@@ -59,12 +59,14 @@ class HostDevice final : public Device {
   StreamHandle create_stream() override;
   void destroy_stream(StreamHandle stream) override;
   void synchronize(StreamHandle stream) override;
-  EventHandle create_event() override;
+  EventHandle create_event(bool timed) override;
   void destroy_event(EventHandle event) override;
   void record(EventHandle event, StreamHandle stream) override;
+  void mark(EventHandle event, StreamHandle stream) override;
   void wait(StreamHandle stream, EventHandle event) override;
   [[nodiscard]] bool query(EventHandle event) const override;
   void synchronize(EventHandle event) override;
+  [[nodiscard]] std::optional<std::int64_t> time_ns(EventHandle event) const override;
 
   void copy_to_device(Address to, const void* from, std::size_t bytes,
                       StreamHandle stream) override;

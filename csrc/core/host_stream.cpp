@@ -4,35 +4,6 @@
 
 namespace trae_mem {
 
-void Completion::finish(std::exception_ptr error) {
-  {
-    const std::lock_guard lock(mutex_);
-    finished_ = true;
-    error_ = std::move(error);
-  }
-  changed_.notify_all();
-}
-
-void Completion::wait() const {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return finished_; });
-}
-
-void Completion::wait_or_throw() const {
-  wait();
-  if (const std::exception_ptr failure = error()) std::rethrow_exception(failure);
-}
-
-bool Completion::finished() const {
-  const std::lock_guard lock(mutex_);
-  return finished_;
-}
-
-std::exception_ptr Completion::error() const {
-  const std::lock_guard lock(mutex_);
-  return error_;
-}
-
 HostStream::HostStream(std::function<void()> before_each)
     : before_each_(std::move(before_each)), thread_([this] { work(); }) {}
 

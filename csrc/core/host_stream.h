@@ -1,5 +1,4 @@
-// A stream of a HostDevice: one thread that runs tasks in order, and the completions that its
-// events hand out.
+// A stream of a HostDevice: one thread that runs tasks in order; its events are completions.
 #pragma once
 
 #include <condition_variable>
@@ -10,24 +9,9 @@
 #include <mutex>
 #include <thread>
 
+#include "completion.h"
+
 namespace trae_mem {
-
-// One recorded point of a stream. Shared by the event that was recorded and everyone who waits
-// for it, so that recording the event again does not disturb them.
-class Completion {
- public:
-  void finish(std::exception_ptr error);
-  void wait() const;  // blocks; never throws what the work threw
-  void wait_or_throw() const;
-  [[nodiscard]] bool finished() const;
-  [[nodiscard]] std::exception_ptr error() const;
-
- private:
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  bool finished_ = false;
-  std::exception_ptr error_;  // what the work before this point threw, or null
-};
 
 class HostStream {
  public:

@@ -21,7 +21,9 @@ LayerStreamer::LayerStreamer(std::shared_ptr<PagePool> pool, std::shared_ptr<Wei
       store_(std::move(store)),
       options_(std::move(options)),
       log_(options_.event_log_entries),
-      copy_stream_(*device_) {
+      timed_events_(device_),
+      copy_stream_(*device_),
+      journal_(device_, log_) {
   const std::size_t units = store_->units();
   if (!options_.resident.empty() && options_.resident.size() != units) {
     throw InvalidArgument("streamer: one resident flag a unit is needed");
@@ -64,22 +66,20 @@ void LayerStreamer::place_units(PagePool& pool) {
   if (shared > 0) {
     arenas_.push_back(std::make_unique<SlotArena>(pool, largest, shared));
     bytes_on_device_ += arenas_.back()->slot_bytes() * shared;
-    for (std::size_t i = 0; i < shared; ++i)
-      slots_.push_back({std::nullopt, false, Event(*device_), kCallerStream});
+    slots_.resize(shared);
   }
   std::size_t rank = 0;
   for (std::size_t unit = 0; unit < store_->units(); ++unit) {
     const std::size_t bytes = store_->unit_bytes(unit);
     if (rank < streamed_.size() && streamed_[rank] == unit) {
       const std::size_t slot = rank % shared;
-      units_.push_back({slot, rank, arenas_.front()->window(slot, bytes), Event(*device_)});
+      units_.push_back({slot, rank, arenas_.front()->window(slot, bytes), {}});
       ++rank;
     } else {
       arenas_.push_back(std::make_unique<SlotArena>(pool, bytes, 1));
       bytes_on_device_ += arenas_.back()->slot_bytes();
-      units_.push_back(
-          {slots_.size(), std::nullopt, arenas_.back()->window(0, bytes), Event(*device_)});
-      slots_.push_back({std::nullopt, false, Event(*device_), kCallerStream});
+      units_.push_back({slots_.size(), std::nullopt, arenas_.back()->window(0, bytes), {}});
+      slots_.emplace_back();
     }
   }
 }
@@ -87,62 +87,113 @@ void LayerStreamer::place_units(PagePool& pool) {
 Address LayerStreamer::window(std::size_t unit) const { return units_.at(unit).window->address(); }
 
 void LayerStreamer::acquire(std::size_t unit, StreamHandle stream, Travel travel) {
-  const std::int64_t begin = now_ns();
+  std::shared_ptr<Load> load;
   bool hit = false;
-  EventHandle loaded{};
+  bool first = false;
   {
     const std::lock_guard lock(mutex_);
     Unit& wanted = units_.at(unit);
+    journal_.harvest();
+    first = !wanted.acquired();
+    Slot& slot = slots_[wanted.slot];
+    // Whoever acquired it then was told; a failure that nobody knows of is for this acquire.
+    if (holds(unit) && first && slot.load->failed && slot.load->used) drop(slot);
     if (!holds(unit)) start_load(unit);
-    loaded = wanted.loaded.handle();
-    hit = device_->query(loaded);
+    load = slot.load;
+    hit = device_->query(load->end.handle());
     prefetch(unit, travel);
-    wanted.acquired = true;
+    forget_user(unit, stream);
+    wanted.users.push_back(stream);
+    load->used = true;
     ++stats_.acquires;
   }
   try {
-    device_->wait(stream, loaded);
+    wait_for_load(stream, load, !hit);
   } catch (...) {
     const std::lock_guard lock(mutex_);
-    units_[unit].acquired = false;
-    drop(slots_[units_[unit].slot]);
+    forget_user(unit, stream);
+    Slot& slot = slots_[units_[unit].slot];
+    if (!units_[unit].acquired() && slot.load == load) drop(slot);
     throw;
   }
-  const std::int64_t end = now_ns();
-  const auto slot = static_cast<std::uint32_t>(units_[unit].slot);
-  const auto number = static_cast<std::uint32_t>(unit);
-  if (!hit) log_.add({EventKind::kStall, number, slot, 0, begin, end});
-  log_.add({EventKind::kAcquire, number, slot, 0, end, end});
   const std::lock_guard lock(mutex_);
-  if (hit) {
-    ++stats_.hits;
-  } else {
-    ++stats_.stalls;
-    stats_.stall_ns += end - begin;
+  if (hit) ++stats_.hits;
+  journal_.harvest();
+  if (first) log_instant(EventKind::kAcquire, unit);
+}
+
+void LayerStreamer::wait_for_load(StreamHandle stream, const std::shared_ptr<Load>& load,
+                                  bool measured) {
+  // A measurement that fails is none; the wait itself must not fail for it.
+  const auto mark = [&](const EventPool::Lease& event) {
+    try {
+      device_->mark(event.handle(), stream);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  std::optional<EventPool::Lease> begin;
+  std::optional<EventPool::Lease> end;
+  if (measured) {
+    try {
+      begin.emplace(timed_events_.take());
+      end.emplace(timed_events_.take());
+      measured = mark(*begin);
+    } catch (const Error&) {
+      measured = false;
+    }
   }
+  device_->wait(stream, load->end.handle());
+  if (!measured || !mark(*end)) return;
+  const std::lock_guard lock(mutex_);
+  journal_.add({load, std::move(*begin), std::move(*end)});
 }
 
 void LayerStreamer::release(std::size_t unit, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   Unit& used = units_.at(unit);
-  if (!used.acquired) return;
+  if (std::find(used.users.begin(), used.users.end(), stream) == used.users.end()) return;
   Slot& slot = slots_[used.slot];
-  // One event stands for all uses: behind another stream's work, then behind this one's.
-  if (slot.user != stream) device_->wait(stream, slot.released.handle());
-  device_->record(slot.released.handle(), stream);
-  slot.user = stream;
-  used.acquired = false;
+  Use& use = use_of(slot, stream);
+  device_->record(use.released.handle(), stream);
+  use.pending = true;
+  forget_user(unit, stream);
+  if (used.acquired()) return;
   log_instant(EventKind::kRelease, unit);
   if (options_.poison) {
-    device_->wait(copy_stream_.handle(), slot.released.handle());
+    wait_for_uses(slot);
     drop(slot);
     device_->fill(used.window->address(), kPoison, used.window->bytes(), copy_stream_.handle());
   }
 }
 
+void LayerStreamer::forget_user(std::size_t unit, StreamHandle stream) {
+  std::erase(units_[unit].users, stream);
+}
+
+LayerStreamer::Use& LayerStreamer::use_of(Slot& slot, StreamHandle stream) {
+  Use* idle = nullptr;
+  for (Use& use : slot.uses) {
+    if (use.stream == stream) return use;
+    if (!use.pending) idle = &use;
+  }
+  if (idle == nullptr) return slot.uses.emplace_back(Use{stream, Event(*device_)});
+  idle->stream = stream;
+  return *idle;
+}
+
+void LayerStreamer::wait_for_uses(Slot& slot) {
+  for (Use& use : slot.uses) {
+    if (!use.pending) continue;
+    device_->wait(copy_stream_.handle(), use.released.handle());
+    use.pending = false;
+  }
+}
+
 void LayerStreamer::invalidate(std::size_t unit) {
   const std::lock_guard lock(mutex_);
-  if (units_.at(unit).acquired) throw InvalidArgument("invalidate: the unit is acquired");
+  if (units_.at(unit).acquired()) throw InvalidArgument("invalidate: the unit is acquired");
   if (holds(unit)) drop(slots_[units_[unit].slot]);
 }
 
@@ -151,44 +202,46 @@ bool LayerStreamer::holds(std::size_t unit) const {
   return slot.fresh && slot.owner == unit;
 }
 
-void LayerStreamer::drop(Slot& slot) {
+void LayerStreamer::drop(Slot& slot, std::shared_ptr<const EventPool::Lease> when) {
   if (!slot.fresh) return;
   slot.fresh = false;
-  // In the copy stream, so that the eviction is logged behind a load that is still in flight.
-  device_->run([this, unit = *slot.owner] { log_instant(EventKind::kEvict, unit); },
-               copy_stream_.handle());
+  if (when == nullptr) {
+    try {
+      when = std::make_shared<EventPool::Lease>(timed_events_.take());
+      device_->mark(when->handle(), copy_stream_.handle());
+    } catch (const Error&) {
+      when = nullptr;
+    }
+  }
+  const std::size_t unit = *slot.owner;
+  journal_.add_eviction(static_cast<std::uint32_t>(unit),
+                        static_cast<std::uint32_t>(units_[unit].slot), std::move(when));
 }
 
 void LayerStreamer::start_load(std::size_t unit) {
   Unit& target = units_[unit];
   Slot& slot = slots_[target.slot];
   const StreamHandle copies = copy_stream_.handle();
-  if (slot.owner.has_value() && units_[*slot.owner].acquired) {
+  if (slot.owner.has_value() && units_[*slot.owner].acquired()) {
     throw InvalidArgument("acquire: unit " + std::to_string(unit) + " needs the slot of unit " +
                           std::to_string(*slot.owner) + ", which is still acquired");
   }
-  device_->wait(copies, slot.released.handle());
-  drop(slot);
+  const auto load = std::make_shared<Load>(
+      Load{static_cast<std::uint32_t>(unit), static_cast<std::uint32_t>(target.slot),
+           target.window->bytes(), timed_events_.take(), timed_events_.take()});
+  wait_for_uses(slot);
+  device_->mark(load->begin.handle(), copies);
+  drop(slot, {load, &load->begin});
   if (slot.owner.has_value() && *slot.owner != unit) {
     const LayerWindow& previous = *units_[*slot.owner].window;
     device_->rest(previous.address(), previous.bytes(), copies);
   }
   slot.owner = unit;
-  // The two run on the copy stream, one behind the other, so they may share the begin.
-  auto begin = std::make_shared<std::int64_t>(0);
-  device_->run([begin] { *begin = now_ns(); }, copies);
+  slot.load = load;
   store_->load(unit, target.window->address(), *device_, copies);
   device_->prepare(target.window->address(), target.window->bytes(), copies);
-  device_->run(
-      [this, begin, unit, slot = target.slot, bytes = target.window->bytes()] {
-        const std::int64_t end = now_ns();
-        log_.add({EventKind::kLoad, static_cast<std::uint32_t>(unit),
-                  static_cast<std::uint32_t>(slot), bytes, *begin, end});
-        const std::lock_guard lock(load_mutex_);
-        load_ns_ += end - *begin;
-      },
-      copies);
-  device_->record(target.loaded.handle(), copies);
+  device_->record(load->end.handle(), copies);
+  journal_.add(load);
   slot.fresh = true;
   ++stats_.loads;
   stats_.load_bytes += target.window->bytes();
@@ -222,12 +275,12 @@ void LayerStreamer::prefetch(std::size_t unit, Travel travel) {
       // Never evict what is in use or will be needed sooner.
       const bool sooner = std::find(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(i),
                                     *owner) != next.begin() + static_cast<std::ptrdiff_t>(i);
-      if (*owner == unit || units_[*owner].acquired || sooner) break;
+      if (*owner == unit || units_[*owner].acquired() || sooner) break;
     }
     try {
       start_load(next[i]);
       ++begun;
-    } catch (const DeviceError&) {
+    } catch (const Error&) {
       break;  // not a fault of the unit that is being acquired; that one's own acquire tells
     }
   }
@@ -235,26 +288,42 @@ void LayerStreamer::prefetch(std::size_t unit, Travel travel) {
 
 void LayerStreamer::drain() {
   device_->synchronize(copy_stream_.handle());
-  for (const Slot& slot : slots_) {
+  std::vector<EventHandle> releases;  // events are never destroyed before us
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Slot& slot : slots_) {
+      for (const Use& use : slot.uses) releases.push_back(use.released.handle());
+    }
+  }
+  for (const EventHandle released : releases) {
     try {
-      device_->synchronize(slot.released.handle());
+      device_->synchronize(released);
     } catch (...) {
       // The compute's own failure: done all the same, and its stream's owner learns of it.
     }
   }
+  const std::lock_guard lock(mutex_);
+  journal_.harvest();
 }
 
 void LayerStreamer::abandon() { new std::shared_ptr<LayerStreamer>(shared_from_this()); }
 
-StreamerStats LayerStreamer::stats() const {
-  StreamerStats result;
-  {
-    const std::lock_guard lock(mutex_);
-    result = stats_;
-  }
-  const std::lock_guard lock(load_mutex_);
-  result.load_ns = load_ns_;
+StreamerStats LayerStreamer::stats() {
+  const std::lock_guard lock(mutex_);
+  journal_.harvest();
+  const JournalSums& sums = journal_.sums();
+  StreamerStats result = stats_;
+  result.load_ns = sums.load_ns;
+  result.hits += sums.hits;
+  result.stalls = sums.stalls;
+  result.stall_ns = sums.stall_ns;
   return result;
+}
+
+EventLog::Batch LayerStreamer::events(std::uint64_t from) {
+  const std::lock_guard lock(mutex_);
+  journal_.harvest();
+  return log_.read(from);
 }
 
 void LayerStreamer::log_instant(EventKind kind, std::size_t unit) {
@@ -272,11 +341,13 @@ void LayerStreamer::check_invariants() const {
     }
   }
   for (std::size_t unit = 0; unit < units_.size(); ++unit) {
-    if (units_[unit].acquired && !holds(unit)) {
+    if (units_[unit].acquired() && !holds(unit)) {
       throw Error("an acquired unit has lost its slot");
     }
   }
-  if (stats_.hits + stats_.stalls > stats_.acquires) throw Error("the counters do not add up");
+  const JournalSums& sums = journal_.sums();
+  if (stats_.hits + sums.hits + sums.stalls > stats_.acquires)
+    throw Error("the counters do not add up");
   log_.check_invariants();
 }
 

@@ -23,6 +23,8 @@ std::string option_text(const std::string& name) {
   return value != nullptr ? value : option.default_value;
 }
 
+std::string option_variable(const std::string& name) { return describe(name).environment; }
+
 std::uint64_t option_number(const std::string& name, std::uint64_t minimum) {
   const std::string text = option_text(name);
   std::uint64_t value = 0;

@@ -17,7 +17,7 @@ struct OptionDescription {
   const char* meaning;
 };
 
-inline constexpr std::array<OptionDescription, 6> kOptions = {{
+inline constexpr std::array<OptionDescription, 7> kOptions = {{
     {"link_bytes_per_second", "TRAE_MEM_HOST_LINK", "0",
      "speed of a host device's link in bytes/s; 0: as fast as memory is"},
     {"faults", "TRAE_MEM_HOST_FAULTS", "",
@@ -27,6 +27,8 @@ inline constexpr std::array<OptionDescription, 6> kOptions = {{
     {"seed", "TRAE_MEM_HOST_SEED", "0", "seed of those delays"},
     {"reader_threads", "TRAE_MEM_READER_THREADS", "2",
      "threads that read weight files, at least 1"},
+    {"staging_bytes", "TRAE_MEM_STAGING", "8388608",
+     "size of each of a GPU's two pinned staging buffers, at least 4096"},
     {"event_log_entries", "TRAE_MEM_EVENT_LOG", "65536",
      "events that the ring buffer keeps, at least 1"},
 }};
@@ -35,5 +37,7 @@ inline constexpr std::array<OptionDescription, 6> kOptions = {{
 // Throws InvalidArgument for an unknown name or a value that is not a number >= minimum.
 std::uint64_t option_number(const std::string& name, std::uint64_t minimum = 0);
 std::string option_text(const std::string& name);
+// The name of its environment variable, for messages.
+std::string option_variable(const std::string& name);
 
 }  // namespace trae_mem

@@ -1,8 +1,9 @@
 // The rules of device.h as tests that run against any Device.
 //
-// A device joins with one INSTANTIATE_TEST_SUITE_P of a DeviceCase in its own test file (see
-// host_device_test.cpp). The tests touch device memory through copies only, never through
-// pointers, and hold streams with gates: nothing depends on how fast a device is.
+// A device joins with one INSTANTIATE_TEST_SUITE_P of a DeviceCase in its own test file
+// (host_device_test.cpp, cuda_conformance_test.cpp). The tests touch device memory through copies
+// only, never through pointers, and hold streams with gates: nothing depends on how fast a device
+// is.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,6 +23,7 @@
 #include "core/address_range.h"
 #include "core/device.h"
 #include "core/error.h"
+#include "gpu_under_test.h"
 #include "test_support.h"
 
 namespace trae_mem::test {
@@ -35,6 +37,12 @@ struct DeviceCase {
   std::string name;
   std::function<std::shared_ptr<Device>(const DeviceWishes&)> make;
   std::function<void(const Device&)> check_invariants;  // throws Error
+  std::vector<std::string> fallible;                    // the operations that wishes can fail
+  // Why it cannot be tested here; empty: it can.
+  std::function<std::string()> missing = [] { return std::string(); };
+  // What a stream holds up does not hold up the host work of others. NVIDIA's driver may run that
+  // of all streams one behind the other.
+  bool host_work_side_by_side = true;
 };
 
 inline void PrintTo(const DeviceCase& device, std::ostream* out) { *out << device.name; }
@@ -68,16 +76,24 @@ class Pages {
 
 class DeviceConformance : public ::testing::TestWithParam<DeviceCase> {
  protected:
-  void SetUp() override { make_device({}); }
+  void SetUp() override {
+    if (const std::string reason = GetParam().missing(); !reason.empty()) GTEST_SKIP() << reason;
+    make_device({});
+  }
 
   void make_device(const DeviceWishes& wishes) {
     probe_.reset();
+    device_.reset();
     device_ = GetParam().make(wishes);
   }
 
   void TearDown() override {
+    if (device_ == nullptr) return;
     GetParam().check_invariants(*device_);
     EXPECT_EQ(device_->info().used_bytes, 0U) << "the test leaked physical memory";
+    probe_.reset();
+    device_.reset();
+    clean_.expect_clean();
   }
 
   // A range with one handle mapped all over it.
@@ -111,6 +127,7 @@ class DeviceConformance : public ::testing::TestWithParam<DeviceCase> {
     return probe_->handle();
   }
 
+  const CleanGpu clean_;
   std::shared_ptr<Device> device_;
 
  private:

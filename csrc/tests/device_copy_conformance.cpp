@@ -134,14 +134,26 @@ TEST_P(DeviceConformance, ASourceFillsItsRangeAndEachByteIsAskedForOnce) {
 }
 
 TEST_P(DeviceConformance, ASourceLivesUntilItsCopyIsDoneAndNoLonger) {
+  class HeldSource final : public ByteSource {
+   public:
+    HeldSource(std::function<void()> hold, std::vector<std::byte> bytes)
+        : hold_(std::move(hold)), bytes_(std::move(bytes)) {}
+    void read(std::size_t offset, std::span<std::byte> out) const override {
+      hold_();
+      bytes_.read(offset, out);
+    }
+
+   private:
+    std::function<void()> hold_;
+    VectorSource bytes_;
+  };
   const Pages pages(device_, kPage);
   const auto range = mapped(kPage, pages.handle());
   const auto bytes = test_bytes(kPage, 10);
   const Stream stream(*device_);
   Gate gate;
-  device_->run(gate.task(), stream.handle());
-  auto source = std::make_shared<VectorSource>(bytes);
-  const std::weak_ptr<VectorSource> watched = source;
+  auto source = std::make_shared<HeldSource>(gate.task(), bytes);
+  const std::weak_ptr<HeldSource> watched = source;
   device_->copy_to_device(range->begin(), std::move(source), kPage, stream.handle());
   source.reset();
   EXPECT_FALSE(watched.expired());

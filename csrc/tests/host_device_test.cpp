@@ -19,7 +19,11 @@ DeviceCase host_case(const std::string& name, const HostDeviceOptions& options) 
     wished.faults = wishes.faults;
     return std::make_shared<HostDevice>(wished);
   };
-  return {name, make, check_host_device};
+  return {name,
+          make,
+          check_host_device,
+          {"reserve", "create", "map", "create_stream", "create_event", "record", "mark", "wait",
+           "copy", "allocate_host"}};
 }
 
 // Delays and a link change when things happen, never what happens.

@@ -5,7 +5,7 @@
 namespace trae_mem::test {
 namespace {
 
-class StreamerOrderTest : public StreamerTest {
+class StreamerOrderTest : public StreamerDeviceTest {
  protected:
   // Units 0 and 2 share a slot, unit 1 has the other; nothing is prefetched.
   void make_three_units(bool poison = false) {
@@ -23,7 +23,10 @@ class StreamerOrderTest : public StreamerTest {
   }
 };
 
-TEST_F(StreamerOrderTest, ComputeWaitsForTheLoadOfItsUnit) {
+INSTANTIATE_TEST_SUITE_P(On, StreamerOrderTest, ::testing::Values(kHost, kGpu), device_name);
+class HostStreamerOrderTest : public StreamerTest {};
+
+TEST_P(StreamerOrderTest, ComputeWaitsForTheLoadOfItsUnit) {
   make_three_units();
   Gate gate;
   store_->before_loads([task = gate.task()](std::size_t) { task(); });
@@ -34,7 +37,7 @@ TEST_F(StreamerOrderTest, ComputeWaitsForTheLoadOfItsUnit) {
   EXPECT_EQ(computed(), 1);
 }
 
-TEST_F(StreamerOrderTest, ComputeWaitsForALoadThatWasPrefetched) {
+TEST_P(StreamerOrderTest, ComputeWaitsForALoadThatWasPrefetched) {
   make({.unit_bytes = equal_units(6, 100'000)});
   Gate gate;
   store_->before_loads([task = gate.task()](std::size_t unit) {
@@ -49,7 +52,7 @@ TEST_F(StreamerOrderTest, ComputeWaitsForALoadThatWasPrefetched) {
   EXPECT_EQ(computed(), 2);
 }
 
-TEST_F(StreamerOrderTest, ALoadWaitsForTheComputeThatUsesItsSlot) {
+TEST_P(StreamerOrderTest, ALoadWaitsForTheComputeThatUsesItsSlot) {
   make_three_units();
   Gate gate;
   use_behind(gate, 0);
@@ -60,7 +63,7 @@ TEST_F(StreamerOrderTest, ALoadWaitsForTheComputeThatUsesItsSlot) {
   EXPECT_EQ(computed(), 2);
 }
 
-TEST_F(StreamerOrderTest, ALoadWaitsForTheLastUseNotForTheFirst) {
+TEST_P(StreamerOrderTest, ALoadWaitsForTheLastUseNotForTheFirst) {
   make_three_units();
   use(0);
   finish_compute();
@@ -73,7 +76,7 @@ TEST_F(StreamerOrderTest, ALoadWaitsForTheLastUseNotForTheFirst) {
   EXPECT_EQ(computed(), 3);
 }
 
-TEST_F(StreamerOrderTest, ALoadWaitsForTheComputeOfEveryStreamThatUsedTheSlot) {
+TEST_P(StreamerOrderTest, ALoadWaitsForTheComputeOfEveryStreamThatUsedTheSlot) {
   make_three_units();
   const Stream other(*device_);
   Gate gate;
@@ -89,7 +92,61 @@ TEST_F(StreamerOrderTest, ALoadWaitsForTheComputeOfEveryStreamThatUsedTheSlot) {
   EXPECT_EQ(computed(), 3);
 }
 
-TEST_F(StreamerOrderTest, APrefetchedLoadWaitsForComputeToo) {
+// [Note: several streams]
+TEST_P(StreamerOrderTest, AUnitAcquiredOnTwoStreamsIsOverwrittenBehindTheLastUseOfEach) {
+  for (const bool first_is_held : {true, false}) {
+    make_three_units();
+    const Stream other(*device_);
+    Gate gate;
+    streamer_->acquire(0, compute(), Travel::kForward);
+    streamer_->acquire(0, other.handle(), Travel::kForward);
+    device_->run(gate.task(), first_is_held ? compute() : other.handle());
+    run_unit(0, compute());
+    run_unit(0, other.handle());
+    streamer_->release(0, compute());
+    EXPECT_THROW(streamer_->acquire(2, compute(), Travel::kForward), InvalidArgument);
+    streamer_->release(0, other.handle());
+    const Stream third(*device_);
+    use(2, Travel::kForward, third.handle());
+    EXPECT_FALSE(load_reached(2));
+    gate.open();
+    device_->synchronize(third.handle());
+    device_->synchronize(other.handle());
+    finish_compute();
+    streamer_->check_invariants();
+  }
+  EXPECT_EQ(computed(), 6);
+}
+
+TEST_P(StreamerOrderTest, EveryStreamThatAcquiresAUnitWaitsForItsLoad) {
+  make_three_units();
+  const Stream other(*device_);
+  Gate gate;
+  store_->before_loads([task = gate.task()](std::size_t) { task(); });
+  streamer_->acquire(0, compute(), Travel::kForward);
+  use(0, Travel::kForward, other.handle());
+  EXPECT_FALSE(happens([this] { return computed() > 0; }));
+  gate.open();
+  device_->synchronize(other.handle());
+  EXPECT_EQ(computed(), 1);
+  streamer_->release(0, compute());
+}
+
+// Two streams that use a slot in turn are not tied to each other by it.
+TEST_P(StreamerOrderTest, AReleaseDoesNotMakeItsStreamWaitForAnother) {
+  make_three_units();
+  const Stream other(*device_);
+  Gate gate;
+  use_behind(gate, 0);
+  use(0, Travel::kForward, other.handle());
+  if (!on_gpu() || GpuUnderTest::instance().simulated()) device_->synchronize(other.handle());
+  gate.open();
+  EXPECT_EQ(finished() >= 1, true);
+  device_->synchronize(other.handle());
+  EXPECT_EQ(computed(), 2);
+}
+
+TEST_P(StreamerOrderTest, APrefetchedLoadWaitsForComputeToo) {
   make({.unit_bytes = equal_units(6, 100'000)});
   Gate gate;
   use_behind(gate, 0);
@@ -101,7 +158,7 @@ TEST_F(StreamerOrderTest, APrefetchedLoadWaitsForComputeToo) {
   EXPECT_EQ(computed(), 2);
 }
 
-TEST_F(StreamerOrderTest, TheHostQueuesAWholeStepWhileNothingComputes) {
+TEST_P(StreamerOrderTest, TheHostQueuesAWholeStepWhileNothingComputes) {
   make({.unit_bytes = equal_units(10, 30'000)});
   Gate gate;
   device_->run(gate.task(), compute());
@@ -113,19 +170,17 @@ TEST_F(StreamerOrderTest, TheHostQueuesAWholeStepWhileNothingComputes) {
   EXPECT_EQ(computed(), 40);
 }
 
-TEST_F(StreamerOrderTest, PoisonWaitsForCompute) {
+TEST_P(StreamerOrderTest, PoisonWaitsForCompute) {
   make_three_units(/*poison=*/true);
   Gate gate;
   use_behind(gate, 0);
   ASSERT_TRUE(eventually([&gate] { return gate.reached(); }));  // the unit is loaded
-  const std::atomic_ref<std::uint64_t> first(
-      *reinterpret_cast<std::uint64_t*>(streamer_->window(0)));
-  EXPECT_FALSE(happens([&first] { return first == ~std::uint64_t{0}; }));
+  EXPECT_FALSE(happens([this] { return window_bytes(0).front() == std::byte{0xFF}; }));
   gate.open();
   finish_compute();
 }
 
-TEST_F(StreamerOrderTest, AChangedUnitIsLoadedAnewThoughALoadIsInFlight) {
+TEST_P(StreamerOrderTest, AChangedUnitIsLoadedAnewThoughALoadIsInFlight) {
   make({.unit_bytes = equal_units(6, 100'000)});
   Gate gate;
   store_->before_loads([task = gate.task()](std::size_t unit) {
@@ -140,7 +195,7 @@ TEST_F(StreamerOrderTest, AChangedUnitIsLoadedAnewThoughALoadIsInFlight) {
   EXPECT_EQ(computed(), 2);
 }
 
-TEST_F(StreamerOrderTest, AStreamerIsDestroyedBehindTheComputeThatReadsItsWindows) {
+TEST_P(StreamerOrderTest, AStreamerIsDestroyedBehindTheComputeThatReadsItsWindows) {
   make_three_units();
   Gate gate;
   use_behind(gate, 0);
@@ -155,7 +210,7 @@ TEST_F(StreamerOrderTest, AStreamerIsDestroyedBehindTheComputeThatReadsItsWindow
   EXPECT_EQ(computed(), 1);
 }
 
-TEST_F(StreamerOrderTest, DrainWaitsForLoads) {
+TEST_P(StreamerOrderTest, DrainWaitsForLoads) {
   make({.unit_bytes = equal_units(6, 100'000)});
   Gate gate;
   store_->before_loads([task = gate.task()](std::size_t unit) {
@@ -175,9 +230,8 @@ TEST_F(StreamerOrderTest, DrainWaitsForLoads) {
 
 // A constructor that fails midway has loads in flight, which write to pages that others may take
 // from the pool as soon as they are back in it.
-TEST_F(StreamerOrderTest, AStreamerThatCannotBeMadeGivesItsPagesBackBehindItsLoads) {
-  device_ = std::make_shared<HostDevice>(
-      HostDeviceOptions{.memory_bytes = 64 * kPageBytes, .faults = "wait:2"});
+TEST_F(HostStreamerOrderTest, AStreamerThatCannotBeMadeGivesItsPagesBackBehindItsLoads) {
+  make_device({.faults = "mark:2"});  // in front of the second load
   pool_ = std::make_shared<PagePool>(device_);
   store_ = std::make_shared<ScriptedStore>(equal_units(2));
   std::atomic<bool> given_back = false;

@@ -9,15 +9,11 @@
 namespace trae_mem::test {
 namespace {
 
-class StreamerStateTest : public StreamerTest {
+class StreamerStateTest : public StreamerDeviceTest {
  protected:
   // Units 0 and 2 share a slot, unit 1 has the other; nothing is prefetched.
   void make_three_units(bool poison = false) {
     make({.unit_bytes = equal_units(3), .slots = 2, .prefetch = 0, .poison = poison});
-  }
-  [[nodiscard]] std::vector<std::byte> window_bytes(std::size_t unit) const {
-    const auto* begin = reinterpret_cast<const std::byte*>(streamer_->window(unit));
-    return {begin, begin + store_->unit_bytes(unit)};
   }
   // The log as "load 0, acquire 0, …".
   [[nodiscard]] std::string story() const {
@@ -32,9 +28,11 @@ class StreamerStateTest : public StreamerTest {
   }
 };
 
+INSTANTIATE_TEST_SUITE_P(On, StreamerStateTest, ::testing::Values(kHost, kGpu), device_name);
+
 // --- acquire and release -------------------------------------------------------------------------
 
-TEST_F(StreamerStateTest, AUnitWhoseSlotAnotherAcquiredUnitHasIsRefused) {
+TEST_P(StreamerStateTest, AUnitWhoseSlotAnotherAcquiredUnitHasIsRefused) {
   make_three_units();
   streamer_->acquire(0, compute(), Travel::kForward);
   const std::string message =
@@ -48,7 +46,7 @@ TEST_F(StreamerStateTest, AUnitWhoseSlotAnotherAcquiredUnitHasIsRefused) {
   EXPECT_EQ(computed(), 2);
 }
 
-TEST_F(StreamerStateTest, ReleasingAUnitThatIsNotAcquiredDoesNothing) {
+TEST_P(StreamerStateTest, ReleasingAUnitThatIsNotAcquiredDoesNothing) {
   make_three_units();
   streamer_->release(1, compute());
   EXPECT_EQ(story(), "");
@@ -60,21 +58,33 @@ TEST_F(StreamerStateTest, ReleasingAUnitThatIsNotAcquiredDoesNothing) {
   streamer_->check_invariants();
 }
 
-TEST_F(StreamerStateTest, AReleasedUnitIsStillThere) {
+TEST_P(StreamerStateTest, AStreamReleasesWhatItAcquiredAndNoMore) {
+  make_three_units();
+  const Stream other(*device_);
+  streamer_->acquire(0, compute(), Travel::kForward);
+  streamer_->release(0, other.handle());  // has not acquired it
+  EXPECT_THROW(streamer_->invalidate(0), InvalidArgument);
+  streamer_->acquire(0, compute(), Travel::kForward);  // twice
+  streamer_->release(0, compute());                    // once
+  streamer_->invalidate(0);
+  streamer_->check_invariants();
+}
+
+TEST_P(StreamerStateTest, AReleasedUnitIsStillThere) {
   make_three_units();
   for (int i = 0; i < 5; ++i) use(0);
   finish_compute();
   EXPECT_EQ(streamer_->stats().loads, 1U);
 }
 
-TEST_F(StreamerStateTest, UnitsThatDoNotExistAreRefused) {
+TEST_P(StreamerStateTest, UnitsThatDoNotExistAreRefused) {
   make_three_units();
   EXPECT_THROW(streamer_->acquire(3, compute(), Travel::kForward), std::out_of_range);
   EXPECT_THROW(streamer_->release(3, compute()), std::out_of_range);
   EXPECT_THROW(streamer_->invalidate(3), std::out_of_range);
 }
 
-TEST_F(StreamerStateTest, AUnitOfNoBytesIsRefused) {
+TEST_P(StreamerStateTest, AUnitOfNoBytesIsRefused) {
   for (const std::size_t empty : {0U, 1U, 2U}) {
     for (const bool resident : {false, true}) {
       std::vector<std::size_t> bytes = equal_units(3);
@@ -92,7 +102,7 @@ TEST_F(StreamerStateTest, AUnitOfNoBytesIsRefused) {
 
 // --- changed units -------------------------------------------------------------------------------
 
-TEST_F(StreamerStateTest, AChangedUnitIsLoadedBeforeItsNextUse) {
+TEST_P(StreamerStateTest, AChangedUnitIsLoadedBeforeItsNextUse) {
   make({.unit_bytes = equal_units(3), .resident = resident_units(3, {2})});
   for (const std::size_t unit : {0U, 2U}) {  // a streamed and a resident one
     for (int i = 0; i < 3; ++i) {
@@ -108,7 +118,7 @@ TEST_F(StreamerStateTest, AChangedUnitIsLoadedBeforeItsNextUse) {
   EXPECT_EQ(computed(), 8);
 }
 
-TEST_F(StreamerStateTest, InvalidatingAUnitThatIsNotLoadedDoesNothing) {
+TEST_P(StreamerStateTest, InvalidatingAUnitThatIsNotLoadedDoesNothing) {
   make_three_units();
   use(0);
   finish_compute();
@@ -118,7 +128,7 @@ TEST_F(StreamerStateTest, InvalidatingAUnitThatIsNotLoadedDoesNothing) {
   EXPECT_EQ(streamer_->stats().loads, 1U);
 }
 
-TEST_F(StreamerStateTest, AnAcquiredUnitCannotBeInvalidated) {
+TEST_P(StreamerStateTest, AnAcquiredUnitCannotBeInvalidated) {
   make_three_units();
   streamer_->acquire(0, compute(), Travel::kForward);
   EXPECT_THROW(streamer_->invalidate(0), InvalidArgument);
@@ -128,7 +138,7 @@ TEST_F(StreamerStateTest, AnAcquiredUnitCannotBeInvalidated) {
 
 // --- poison --------------------------------------------------------------------------------------
 
-TEST_F(StreamerStateTest, AReleasedWindowReadsAsNaNUntilItIsLoadedAgain) {
+TEST_P(StreamerStateTest, AReleasedWindowReadsAsNaNUntilItIsLoadedAgain) {
   make_three_units(/*poison=*/true);
   use(0);
   streamer_->drain();
@@ -140,7 +150,7 @@ TEST_F(StreamerStateTest, AReleasedWindowReadsAsNaNUntilItIsLoadedAgain) {
   EXPECT_EQ(streamer_->stats().loads, 2U);
 }
 
-TEST_F(StreamerStateTest, WithPoisonEveryUseSeesItsBytes) {
+TEST_P(StreamerStateTest, WithPoisonEveryUseSeesItsBytes) {
   make({.unit_bytes = equal_units(7), .resident = resident_units(7, {3}), .poison = true});
   for (int step = 0; step < 3; ++step) train_step(compute());
   finish_compute();
@@ -149,8 +159,9 @@ TEST_F(StreamerStateTest, WithPoisonEveryUseSeesItsBytes) {
 
 // --- the log and the counts ----------------------------------------------------------------------
 
-TEST_F(StreamerStateTest, TheLogTellsWhatHappened) {
+TEST_P(StreamerStateTest, TheLogTellsWhatHappened) {
   make_three_units();
+  if (on_gpu()) GTEST_SKIP() << "the host runs ahead of a GPU: the order is not determined";
   for (const std::size_t unit : {0U, 2U, 0U}) {
     use(unit, Travel::kForward, kCallerStream);
     streamer_->drain();
@@ -175,7 +186,7 @@ TEST_F(StreamerStateTest, TheLogTellsWhatHappened) {
   }
 }
 
-TEST_F(StreamerStateTest, PoisonAndInvalidationAreEvictions) {
+TEST_P(StreamerStateTest, PoisonAndInvalidationAreEvictions) {
   for (const bool poison : {true, false}) {
     make_three_units(poison);
     use(0, Travel::kForward, kCallerStream);
@@ -184,12 +195,15 @@ TEST_F(StreamerStateTest, PoisonAndInvalidationAreEvictions) {
       streamer_->invalidate(0);  // once is enough
     }
     streamer_->drain();
-    EXPECT_TRUE(story().ends_with("acquire 0, release 0, evict 0")) << story();
+    const std::string text = story();
+    EXPECT_EQ(text.find("evict 0"), text.rfind("evict 0")) << text;
+    EXPECT_LT(text.find("load 0"), text.find("evict 0")) << text;
+    EXPECT_NE(text.find("evict 0"), std::string::npos) << text;
   }
 }
 
 // A reader of the log counts a unit as on the device from its load to its eviction.
-TEST_F(StreamerStateTest, InTheLogASlotNeverHasTwoUnits) {
+TEST_P(StreamerStateTest, InTheLogASlotNeverHasTwoUnits) {
   make({.unit_bytes = equal_units(9), .random_delay_us = 100, .seed = 3});
   Gate gate;
   store_->before_loads([task = gate.task()](std::size_t unit) {
@@ -214,22 +228,28 @@ TEST_F(StreamerStateTest, InTheLogASlotNeverHasTwoUnits) {
   EXPECT_EQ(owner.size(), 4U);
 }
 
-TEST_F(StreamerStateTest, AcquiresAreHitsAndStalls) {
+TEST_P(StreamerStateTest, AcquiresAreHitsAndStalls) {
   make({.unit_bytes = equal_units(10)});
   Gate gate;
   store_->before_loads([task = gate.task()](std::size_t) { task(); });
+  const Event arrived(*device_);
+  device_->record(arrived.handle(), compute());
   use(0);
+  device_->synchronize(arrived.handle());  // compute stands in front of the unit
   StreamerStats stats = streamer_->stats();
-  EXPECT_EQ(stats.stalls, 1U);  // its load was held
-  EXPECT_EQ(stats.hits, 0U);
+  EXPECT_EQ(stats.stalls + stats.hits, 0U);  // how long it will stall is not known yet
   gate.open();
+  finish_compute();
   streamer_->drain();
+  EXPECT_TRUE(eventually([this] { return streamer_->stats().stalls == 1; }));
+  EXPECT_EQ(streamer_->stats().hits, 0U);
   use(1, Travel::kForward, kCallerStream);
   stats = streamer_->stats();
   EXPECT_EQ(stats.stalls, 1U);
   EXPECT_EQ(stats.hits, 1U);  // its load was done
   for (int step = 0; step < 2; ++step) train_step(kCallerStream);
   streamer_->drain();
+  finish_compute();
   stats = streamer_->stats();
   EXPECT_EQ(stats.acquires, 42U);
   EXPECT_EQ(stats.hits + stats.stalls, stats.acquires);
@@ -239,10 +259,36 @@ TEST_F(StreamerStateTest, AcquiresAreHitsAndStalls) {
   EXPECT_GT(stats.stall_ns, 0);
 }
 
-TEST_F(StreamerStateTest, TheTimesOfLoadsAndStallsAreThoseOfTheLog) {
+// [Note: stalls]: the host asks long before the stream gets there.
+TEST_P(StreamerStateTest, ALoadThatIsDoneWhenComputeGetsThereIsNoStall) {
+  if (on_gpu() && !GpuUnderTest::instance().simulated()) {
+    GTEST_SKIP() << "this driver may run the host work of all streams one behind the other";
+  }
+  make_three_units();
+  Gate loading;
+  Gate computing;
+  store_->before_loads([task = loading.task()](std::size_t) { task(); });
+  device_->run(computing.task(), compute());
+  use(0);  // the host is told that it is not loaded, and does not wait
+  loading.open();
+  const Stream other(*device_);
+  use(0, Travel::kForward, other.handle());
+  device_->synchronize(other.handle());  // now it is
+  computing.open();
+  finish_compute();
+  streamer_->drain();
+  ASSERT_TRUE(eventually([this] {
+    const StreamerStats stats = streamer_->stats();
+    return stats.hits + stats.stalls == 2;
+  }));
+  EXPECT_GE(streamer_->stats().hits, 1U);  // that of the compute stream
+}
+
+TEST_P(StreamerStateTest, TheTimesOfLoadsAndStallsAreThoseOfTheLog) {
   make({.unit_bytes = equal_units(10)});
   for (int step = 0; step < 2; ++step) train_step(kCallerStream);
   streamer_->drain();
+  finish_compute();
   std::int64_t load_ns = 0;
   std::int64_t stall_ns = 0;
   for (const LogEntry& entry : log()) {
@@ -255,7 +301,7 @@ TEST_F(StreamerStateTest, TheTimesOfLoadsAndStallsAreThoseOfTheLog) {
 
 // --- a forked child ------------------------------------------------------------------------------
 
-TEST_F(StreamerStateTest, AChildProcessGoesOnOnceItHasAbandonedTheStreamer) {
+TEST_P(StreamerStateTest, AChildProcessGoesOnOnceItHasAbandonedTheStreamer) {
   make_three_units();
   use(0);
   finish_compute();

@@ -6,11 +6,13 @@ namespace {
 
 using Units = std::vector<std::size_t>;
 
-class LayerStreamerTest : public StreamerTest {};
+class LayerStreamerTest : public StreamerDeviceTest {};
+INSTANTIATE_TEST_SUITE_P(On, LayerStreamerTest, ::testing::Values(kHost, kGpu), device_name);
+class HostLayerStreamerTest : public StreamerTest {};
 
 // --- turning around [Note: turn-around] ----------------------------------------------------------
 
-TEST_F(LayerStreamerTest, AMicroStepLoadsTwiceTheUnitsThatHaveNoSlot) {
+TEST_P(LayerStreamerTest, AMicroStepLoadsTwiceTheUnitsThatHaveNoSlot) {
   for (std::size_t units = 1; units <= 11; ++units) {
     for (std::size_t slots = 2; slots <= 7; ++slots) {
       for (std::size_t prefetch = 0; prefetch + 2 <= slots; ++prefetch) {
@@ -31,7 +33,7 @@ TEST_F(LayerStreamerTest, AMicroStepLoadsTwiceTheUnitsThatHaveNoSlot) {
   }
 }
 
-TEST_F(LayerStreamerTest, ReleasingAUnitOnlyAfterTheNextIsAcquiredCostsNoLoad) {
+TEST_P(LayerStreamerTest, ReleasingAUnitOnlyAfterTheNextIsAcquiredCostsNoLoad) {
   constexpr std::size_t kUnits = 9;
   make({.unit_bytes = equal_units(kUnits), .slots = 4, .prefetch = 2});
   Units order;
@@ -53,7 +55,7 @@ TEST_F(LayerStreamerTest, ReleasingAUnitOnlyAfterTheNextIsAcquiredCostsNoLoad) {
   finish_compute();
 }
 
-TEST_F(LayerStreamerTest, AGenerationPassLoadsOnlyUnitsThatShareASlot) {
+TEST_P(LayerStreamerTest, AGenerationPassLoadsOnlyUnitsThatShareASlot) {
   for (std::size_t units = 2; units <= 11; ++units) {
     SCOPED_TRACE(units);
     constexpr std::size_t kSlots = 4;
@@ -75,7 +77,7 @@ TEST_F(LayerStreamerTest, AGenerationPassLoadsOnlyUnitsThatShareASlot) {
 
 // --- prefetching ---------------------------------------------------------------------------------
 
-TEST_F(LayerStreamerTest, TheNextUnitsInTheDirectionOfTravelAreLoadedAhead) {
+TEST_P(LayerStreamerTest, TheNextUnitsInTheDirectionOfTravelAreLoadedAhead) {
   make({.unit_bytes = equal_units(10), .slots = 5, .prefetch = 3});
   use(2, Travel::kForward);
   EXPECT_EQ(store_->requested(), (Units{2, 3, 4, 5}));
@@ -85,7 +87,7 @@ TEST_F(LayerStreamerTest, TheNextUnitsInTheDirectionOfTravelAreLoadedAhead) {
 }
 
 // [Note: looking ahead]
-TEST_F(LayerStreamerTest, AnAcquireBeginsWhatIsMissingAsFarAsTheSlotsReach) {
+TEST_P(LayerStreamerTest, AnAcquireBeginsWhatIsMissingAsFarAsTheSlotsReach) {
   make({.unit_bytes = equal_units(10)});
   const std::vector<Units> forward = {{0, 1, 2}, {3, 4}, {5}, {6}, {7}, {8}, {9}, {}, {}, {}};
   for (std::size_t unit = 0; unit < 10; ++unit) {
@@ -102,7 +104,7 @@ TEST_F(LayerStreamerTest, AnAcquireBeginsWhatIsMissingAsFarAsTheSlotsReach) {
   }
 }
 
-TEST_F(LayerStreamerTest, PrefetchEndsAtTheLastUnitAndAtTheFirst) {
+TEST_P(LayerStreamerTest, PrefetchEndsAtTheLastUnitAndAtTheFirst) {
   make({.unit_bytes = equal_units(10)});
   use(8, Travel::kForward);
   EXPECT_EQ(store_->requested(), (Units{8, 9}));
@@ -111,7 +113,7 @@ TEST_F(LayerStreamerTest, PrefetchEndsAtTheLastUnitAndAtTheFirst) {
   EXPECT_EQ(store_->requested(), (Units{1, 0}));
 }
 
-TEST_F(LayerStreamerTest, PrefetchAroundGoesOnAtTheFirstUnit) {
+TEST_P(LayerStreamerTest, PrefetchAroundGoesOnAtTheFirstUnit) {
   make({.unit_bytes = equal_units(10)});
   use(9, Travel::kForwardAround);
   EXPECT_EQ(store_->requested(), (Units{9, 0}));  // 1 is in the slot of 9
@@ -120,7 +122,7 @@ TEST_F(LayerStreamerTest, PrefetchAroundGoesOnAtTheFirstUnit) {
   EXPECT_EQ(store_->requested(), (Units{8}));
 }
 
-TEST_F(LayerStreamerTest, WithoutPrefetchNothingIsLoadedAhead) {
+TEST_P(LayerStreamerTest, WithoutPrefetchNothingIsLoadedAhead) {
   make({.unit_bytes = equal_units(6), .slots = 2, .prefetch = 0});
   for (std::size_t unit = 0; unit < 6; ++unit) {
     use(unit, Travel::kForwardAround);
@@ -128,7 +130,7 @@ TEST_F(LayerStreamerTest, WithoutPrefetchNothingIsLoadedAhead) {
   }
 }
 
-TEST_F(LayerStreamerTest, MorePrefetchThanUnitsLoadsEachOnce) {
+TEST_P(LayerStreamerTest, MorePrefetchThanUnitsLoadsEachOnce) {
   make({.unit_bytes = equal_units(4), .slots = 4, .prefetch = 1000});
   use(1, Travel::kForwardAround);
   EXPECT_EQ(store_->requested(), (Units{1, 2, 3, 0}));
@@ -136,7 +138,7 @@ TEST_F(LayerStreamerTest, MorePrefetchThanUnitsLoadsEachOnce) {
   EXPECT_EQ(store_->requested().size(), 4U);
 }
 
-TEST_F(LayerStreamerTest, PrefetchNeverTakesTheSlotOfAnAcquiredUnit) {
+TEST_P(LayerStreamerTest, PrefetchNeverTakesTheSlotOfAnAcquiredUnit) {
   make({.unit_bytes = equal_units(8)});
   streamer_->acquire(0, compute(), Travel::kForward);
   streamer_->acquire(2, compute(), Travel::kForward);  // would like 3 and 4, and 4 needs slot 0
@@ -151,7 +153,7 @@ TEST_F(LayerStreamerTest, PrefetchNeverTakesTheSlotOfAnAcquiredUnit) {
   streamer_->release(2, compute());
 }
 
-TEST_F(LayerStreamerTest, PrefetchNeverTakesTheSlotOfTheUnitThatIsBeingAcquired) {
+TEST_P(LayerStreamerTest, PrefetchNeverTakesTheSlotOfTheUnitThatIsBeingAcquired) {
   make({.unit_bytes = equal_units(5)});
   use(4, Travel::kForwardAround);  // the next is 0, in the same slot
   EXPECT_EQ(store_->requested(), Units{4});
@@ -159,7 +161,7 @@ TEST_F(LayerStreamerTest, PrefetchNeverTakesTheSlotOfTheUnitThatIsBeingAcquired)
   EXPECT_EQ(computed(), 1);
 }
 
-TEST_F(LayerStreamerTest, PrefetchNeverTakesTheSlotOfAUnitThatIsNeededSooner) {
+TEST_P(LayerStreamerTest, PrefetchNeverTakesTheSlotOfAUnitThatIsNeededSooner) {
   make({.unit_bytes = equal_units(5)});
   use(3, Travel::kForwardAround);  // next 4, then 0 in the same slot
   EXPECT_EQ(store_->requested(), (Units{3, 4}));
@@ -169,7 +171,7 @@ TEST_F(LayerStreamerTest, PrefetchNeverTakesTheSlotOfAUnitThatIsNeededSooner) {
 
 // --- resident units ------------------------------------------------------------------------------
 
-TEST_F(LayerStreamerTest, AResidentUnitIsLoadedOnceAndNeverEvicted) {
+TEST_P(LayerStreamerTest, AResidentUnitIsLoadedOnceAndNeverEvicted) {
   make({.unit_bytes = equal_units(8),
         .slots = 3,
         .prefetch = 1,
@@ -184,7 +186,7 @@ TEST_F(LayerStreamerTest, AResidentUnitIsLoadedOnceAndNeverEvicted) {
   EXPECT_EQ(streamer_->stats().loads, 3U + 5U + 2U + 2U * (2 * 2));
 }
 
-TEST_F(LayerStreamerTest, AResidentUnitPrefetchesTheStreamedUnitsBesideIt) {
+TEST_P(LayerStreamerTest, AResidentUnitPrefetchesTheStreamedUnitsBesideIt) {
   make({.unit_bytes = equal_units(8), .resident = resident_units(8, {3, 4})});
   store_->forget_requests();
   use(3, Travel::kForward);
@@ -194,7 +196,7 @@ TEST_F(LayerStreamerTest, AResidentUnitPrefetchesTheStreamedUnitsBesideIt) {
   EXPECT_EQ(store_->requested(), (Units{2, 1}));
 }
 
-TEST_F(LayerStreamerTest, WhenAllUnitsAreResidentNothingIsStreamed) {
+TEST_P(LayerStreamerTest, WhenAllUnitsAreResidentNothingIsStreamed) {
   make({.unit_bytes = equal_units(3), .slots = 0, .prefetch = 0, .resident = {true, true, true}});
   for (int step = 0; step < 2; ++step) train_step(compute());
   finish_compute();
@@ -202,14 +204,14 @@ TEST_F(LayerStreamerTest, WhenAllUnitsAreResidentNothingIsStreamed) {
   EXPECT_EQ(streamer_->bytes_on_device(), 3U * 4096);
 }
 
-TEST_F(LayerStreamerTest, AsManySlotsAsUnitsLoadEachUnitOnce) {
+TEST_P(LayerStreamerTest, AsManySlotsAsUnitsLoadEachUnitOnce) {
   make({.unit_bytes = equal_units(4)});
   for (int step = 0; step < 3; ++step) train_step(compute());
   finish_compute();
   EXPECT_EQ(streamer_->stats().loads, 4U);
 }
 
-TEST_F(LayerStreamerTest, ASingleUnitNeedsASingleSlot) {
+TEST_P(LayerStreamerTest, ASingleUnitNeedsASingleSlot) {
   make({.unit_bytes = {300'000}});
   EXPECT_EQ(streamer_->bytes_on_device(), 300'032U);  // 256-byte aligned
   for (int step = 0; step < 3; ++step) train_step(compute());
@@ -217,7 +219,7 @@ TEST_F(LayerStreamerTest, ASingleUnitNeedsASingleSlot) {
   EXPECT_EQ(streamer_->stats().loads, 1U);
 }
 
-TEST_F(LayerStreamerTest, UnitsOfDifferentSizesShareSlotsOfTheLargest) {
+TEST_P(LayerStreamerTest, UnitsOfDifferentSizesShareSlotsOfTheLargest) {
   const Units sizes = {8, 3 * kPageBytes + 8, 256, 100'000, 4096, kPageBytes, 24};
   make({.unit_bytes = sizes, .slots = 3, .prefetch = 1, .resident = resident_units(7, {0})});
   EXPECT_EQ(streamer_->bytes_on_device(), 256 + 3 * (3 * kPageBytes + 256));
@@ -227,7 +229,7 @@ TEST_F(LayerStreamerTest, UnitsOfDifferentSizesShareSlotsOfTheLargest) {
 }
 
 // A window that lost its slot keeps no page-table entries: see core/host_device.h.
-TEST_F(LayerStreamerTest, ResidentMemoryDoesNotGrowWithTheNumberOfUnits) {
+TEST_F(HostLayerStreamerTest, ResidentMemoryDoesNotGrowWithTheNumberOfUnits) {
   const std::size_t before = resident_shared_bytes();
   const auto after_a_step = [&](std::size_t units) {
     make({.unit_bytes = equal_units(units, kPageBytes)});
@@ -240,7 +242,7 @@ TEST_F(LayerStreamerTest, ResidentMemoryDoesNotGrowWithTheNumberOfUnits) {
   EXPECT_LT(after_a_step(40), few + kPageBytes);
 }
 
-TEST_F(LayerStreamerTest, WindowsNeverMoveAndAreAlignedAsTensorsAre) {
+TEST_P(LayerStreamerTest, WindowsNeverMoveAndAreAlignedAsTensorsAre) {
   make({.unit_bytes = equal_units(7, 1000), .resident = resident_units(7, {1})});
   std::vector<Address> windows;
   for (std::size_t unit = 0; unit < 7; ++unit) windows.push_back(streamer_->window(unit));
@@ -256,7 +258,7 @@ TEST_F(LayerStreamerTest, WindowsNeverMoveAndAreAlignedAsTensorsAre) {
 
 // --- options -------------------------------------------------------------------------------------
 
-TEST_F(LayerStreamerTest, OptionsThatDoNotFitEachOtherAreRefused) {
+TEST_P(LayerStreamerTest, OptionsThatDoNotFitEachOtherAreRefused) {
   EXPECT_THROW(make({.unit_bytes = equal_units(5), .resident = {true, false}}), InvalidArgument);
   const std::string message = message_of<InvalidArgument>(
       [this] { make({.unit_bytes = equal_units(5), .slots = 4, .prefetch = 3}); });
@@ -264,21 +266,21 @@ TEST_F(LayerStreamerTest, OptionsThatDoNotFitEachOtherAreRefused) {
   EXPECT_EQ(pool_->used_bytes(), 0U);
 }
 
-TEST_F(LayerStreamerTest, ManySlotsAreNeededForManyStreamedUnitsOnly) {
+TEST_P(LayerStreamerTest, ManySlotsAreNeededForManyStreamedUnitsOnly) {
   make({.unit_bytes = equal_units(3), .slots = 3, .prefetch = 8});
   make({.unit_bytes = equal_units(3), .slots = 1, .prefetch = 8, .resident = {true, false, true}});
   train_step(compute());
   finish_compute();
 }
 
-TEST_F(LayerStreamerTest, AStoreWithoutUnitsIsNoError) {
+TEST_P(LayerStreamerTest, AStoreWithoutUnitsIsNoError) {
   make({.unit_bytes = {}});
   EXPECT_EQ(streamer_->units(), 0U);
   EXPECT_EQ(streamer_->bytes_on_device(), 0U);
   streamer_->drain();
 }
 
-TEST_F(LayerStreamerTest, WithoutRoomForTheSlotsThereIsNoStreamer) {
+TEST_P(LayerStreamerTest, WithoutRoomForTheSlotsThereIsNoStreamer) {
   EXPECT_THROW(make({.unit_bytes = equal_units(6, kPageBytes), .limit_bytes = 3 * kPageBytes}),
                OutOfMemory);
   EXPECT_EQ(pool_->used_bytes(), 0U);

@@ -3,6 +3,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <tuple>
 
 #include "streamer_fixture.h"
 
@@ -12,12 +13,14 @@ namespace {
 struct Walk {
   std::uint64_t seed = 0;
   bool on_caller_stream = false;
+  StreamerDevice device = kHost;
 };
 
 class StreamerWalkTest : public StreamerTest, public ::testing::WithParamInterface<Walk> {
  protected:
   std::size_t draw(std::size_t limit) { return random_() % limit; }
   bool chance(std::size_t one_in) { return draw(one_in) == 0; }
+  void SetUp() override { choose(GetParam().device); }
 
   void make_random() {
     StreamerSetup setup;
@@ -95,30 +98,39 @@ TEST_P(StreamerWalkTest, EveryUseSeesItsBytesWhateverCameBefore) {
 
 std::vector<Walk> walks() {
   std::vector<Walk> result;
-  for (std::uint64_t seed = 1; seed <= 24; ++seed) result.push_back({seed, seed % 4 == 0});
+  for (std::uint64_t seed = 1; seed <= 24; ++seed) {
+    result.push_back({seed, seed % 4 == 0, kHost});
+    if (seed % 2 == 0) result.push_back({seed, seed % 4 == 0, kGpu});
+    if (seed % 3 == 0) result.push_back({seed, seed % 4 == 0, kGpuFromSource});
+  }
   return result;
 }
 
 std::string walk_name(const ::testing::TestParamInfo<Walk>& walk) {
-  return std::to_string(walk.param.seed);
+  return walk.param.device.name + "_" + std::to_string(walk.param.seed);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, StreamerWalkTest, ::testing::ValuesIn(walks()), walk_name);
 
-class StreamerTrainingTest : public StreamerTest,
-                             public ::testing::WithParamInterface<std::size_t> {};
+using Training = std::tuple<std::size_t, StreamerDevice>;
+
+class StreamerTrainingTest : public StreamerTest, public ::testing::WithParamInterface<Training> {
+ protected:
+  void SetUp() override { choose(std::get<StreamerDevice>(GetParam())); }
+};
 
 // Training as it is: forth and back, with poison, delays, changed units and a late release.
 TEST_P(StreamerTrainingTest, StepsWithDelaysSeeTheirBytes) {
-  std::mt19937_64 random(GetParam());
+  const std::size_t seed = std::get<std::size_t>(GetParam());
+  std::mt19937_64 random(seed);
   constexpr std::size_t kUnits = 11;
-  const std::size_t prefetch = GetParam() % 4;
+  const std::size_t prefetch = seed % 4;
   make({.unit_bytes = equal_units(kUnits, 24'000),
-        .slots = prefetch + 2 + GetParam() % 2,
+        .slots = prefetch + 2 + seed % 2,
         .prefetch = prefetch,
-        .poison = GetParam() % 3 == 0,
+        .poison = seed % 3 == 0,
         .random_delay_us = 150,
-        .seed = GetParam()});
+        .seed = seed});
   for (int step = 0; step < 4; ++step) {
     std::size_t held = kUnits;  // none
     for (int i = 0; i < 22; ++i) {
@@ -142,11 +154,21 @@ TEST_P(StreamerTrainingTest, StepsWithDelaysSeeTheirBytes) {
   EXPECT_EQ(computed(), 4 * 22);
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, StreamerTrainingTest, ::testing::Range<std::size_t>(0, 12));
+std::string training_name(const ::testing::TestParamInfo<Training>& training) {
+  return std::get<StreamerDevice>(training.param).name + "_" +
+         std::to_string(std::get<std::size_t>(training.param));
+}
 
-class StreamerThreadsTest : public StreamerTest {};
+INSTANTIATE_TEST_SUITE_P(Seeds, StreamerTrainingTest,
+                         ::testing::Combine(::testing::Range<std::size_t>(0, 12),
+                                            ::testing::Values(kHost, kGpu, kGpuFromSource)),
+                         training_name);
 
-TEST_F(StreamerThreadsTest, CallersInSeveralThreadsSeeTheirBytes) {
+class StreamerThreadsTest : public StreamerDeviceTest {};
+INSTANTIATE_TEST_SUITE_P(On, StreamerThreadsTest, ::testing::Values(kHost, kGpu, kGpuFromSource),
+                         device_name);
+
+TEST_P(StreamerThreadsTest, CallersInSeveralThreadsSeeTheirBytes) {
   constexpr std::size_t kUnits = 16;
   constexpr std::size_t kSlots = 4;
   make({.unit_bytes = equal_units(kUnits, 8000), .slots = kSlots, .prefetch = 2, .seed = 5});
@@ -168,14 +190,15 @@ TEST_F(StreamerThreadsTest, CallersInSeveralThreadsSeeTheirBytes) {
       streamer_->check_invariants();
       const StreamerStats stats = streamer_->stats();
       EXPECT_LE(stats.hits + stats.stalls, stats.acquires);
-      next = streamer_->log().read(next).next;
+      next = streamer_->events(next).next;
       std::this_thread::yield();
     }
   });
   for (std::thread& caller : callers) caller.join();
   done = true;
   watcher.join();
-  EXPECT_EQ(computed(), 600);
+  EXPECT_EQ(finished(), 600);
+  streamer_->drain();
   EXPECT_EQ(streamer_->stats().hits + streamer_->stats().stalls, 600U);
 }
 

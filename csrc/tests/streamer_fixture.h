@@ -1,5 +1,5 @@
-// A store whose bytes, failures and timing the test decides, and a small "model": units whose
-// compute checks, byte for byte, that its window holds what it must.
+// A small "model" for the tests of the streamer: units whose compute checks, byte for byte, that
+// its window holds what it must. It runs on a HostDevice and on the GPU under test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,108 +8,39 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/cuda_device.h"
 #include "core/device.h"
 #include "core/error.h"
 #include "core/host_device.h"
 #include "core/layer_streamer.h"
 #include "core/page_pool.h"
-#include "core/weight_store.h"
+#include "gpu_under_test.h"
+#include "scripted_store.h"
 #include "test_support.h"
 
 namespace trae_mem::test {
 
-// The 64-bit word at `index` of a unit; each version of a unit differs in every word.
-inline std::uint64_t unit_word(std::size_t unit, std::size_t version, std::size_t index) {
-  return (unit + 1) * 0x9E3779B97F4A7C15U + version * 0xC2B2AE3D27D4EB4FU + index;
-}
-
-// Units' sizes are multiples of 8.
-class ScriptedStore final : public WeightStore {
- public:
-  using Hook = std::function<void(std::size_t unit)>;
-
-  explicit ScriptedStore(std::vector<std::size_t> unit_bytes)
-      : unit_bytes_(std::move(unit_bytes)), versions_(unit_bytes_.size(), 0) {}
-
-  [[nodiscard]] const char* name() const noexcept override { return "scripted"; }
-  [[nodiscard]] std::size_t units() const noexcept override { return unit_bytes_.size(); }
-  [[nodiscard]] std::size_t unit_bytes(std::size_t unit) const override {
-    return unit_bytes_.at(unit);
-  }
-  void load(std::size_t unit, Address window, Device& device, StreamHandle stream) override {
-    requested_.push_back(unit);
-    device.copy_to_device(window, std::make_shared<Source>(*this, unit, versions_.at(unit)),
-                          unit_bytes(unit), stream);
-  }
-
-  // Runs on the copy stream before a unit's bytes are written; may block, and may throw to make
-  // the load fail.
-  void before_loads(Hook hook) {
-    const std::lock_guard lock(mutex_);
-    hook_ = std::move(hook);
-  }
-  // From the next load on the unit has other bytes.
-  void change(std::size_t unit) { ++versions_.at(unit); }
-  [[nodiscard]] std::size_t version(std::size_t unit) const { return versions_.at(unit); }
-  // The units whose loads were begun, in that order.
-  [[nodiscard]] const std::vector<std::size_t>& requested() const { return requested_; }
-  void forget_requests() { requested_.clear(); }
-  // True once the unit's bytes are being written, or a hook holds them.
-  [[nodiscard]] bool reached(std::size_t unit) const {
-    const std::lock_guard lock(mutex_);
-    return std::find(reached_.begin(), reached_.end(), unit) != reached_.end();
-  }
-  void forget_reached() {
-    const std::lock_guard lock(mutex_);
-    reached_.clear();
-  }
-
- private:
-  class Source final : public ByteSource {
-   public:
-    Source(ScriptedStore& store, std::size_t unit, std::size_t version)
-        : store_(store), unit_(unit), version_(version) {}
-    void read(std::size_t offset, std::span<std::byte> out) const override {
-      if (offset == 0) store_.reach(unit_);
-      for (std::size_t i = 0; i < out.size(); i += sizeof(std::uint64_t)) {
-        const std::uint64_t word = unit_word(unit_, version_, (offset + i) / sizeof(std::uint64_t));
-        std::memcpy(out.data() + i, &word, sizeof(word));
-      }
-    }
-
-   private:
-    ScriptedStore& store_;
-    std::size_t unit_;
-    std::size_t version_;
-  };
-
-  void reach(std::size_t unit) {
-    Hook hook;
-    {
-      const std::lock_guard lock(mutex_);
-      reached_.push_back(unit);
-      hook = hook_;
-    }
-    if (hook) hook(unit);
-  }
-
-  std::vector<std::size_t> unit_bytes_;
-  std::vector<std::size_t> versions_;
-  std::vector<std::size_t> requested_;
-  mutable std::mutex mutex_;  // guards all below; the copy stream takes it
-  Hook hook_;
-  std::vector<std::size_t> reached_;
+// What a test of the streamer runs on.
+struct StreamerDevice {
+  std::string name;
+  bool on_gpu = false;
+  bool from_memory = false;  // the store's bytes; else they come from a source
 };
+
+inline void PrintTo(const StreamerDevice& device, std::ostream* out) { *out << device.name; }
+
+inline const StreamerDevice kHost{"host"};
+// Loads from memory never block an acquire; those from sources do [Note: reads and waits].
+inline const StreamerDevice kGpu{"gpu", true, true};
+inline const StreamerDevice kGpuFromSource{"gpu_from_source", true, false};
 
 struct StreamerSetup {
   std::vector<std::size_t> unit_bytes;
@@ -136,15 +67,31 @@ inline std::vector<bool> resident_units(std::size_t count, const std::vector<std
 
 class StreamerTest : public ::testing::Test {
  protected:
+  // What the test runs on; decided before the first `make`.
+  void choose(const StreamerDevice& device) {
+    kind_ = device;
+    if (device.on_gpu) TRAE_MEM_REQUIRE_GPU();
+  }
+  [[nodiscard]] bool on_gpu() const { return kind_.on_gpu; }
+
+  void make_device(const StreamerSetup& setup) {
+    constexpr std::size_t kMemory = 64 * kPageBytes;
+    if (on_gpu()) {
+      GpuUnderTest::instance().set_adversary(setup.seed, setup.random_delay_us, setup.poison);
+      // Many chunks a unit.
+      device_ = std::make_shared<CudaDevice>(
+          CudaDeviceOptions{.memory_bytes = kMemory, .staging_bytes = 32'768});
+    } else {
+      device_ = std::make_shared<HostDevice>(
+          HostDeviceOptions{kMemory, 0, setup.faults, setup.random_delay_us, setup.seed});
+    }
+  }
+
   void make(const StreamerSetup& setup) {
     discard();
-    device_ =
-        std::make_shared<HostDevice>(HostDeviceOptions{.memory_bytes = 64 * kPageBytes,
-                                                       .faults = setup.faults,
-                                                       .random_delay_us = setup.random_delay_us,
-                                                       .seed = setup.seed});
+    make_device(setup);
     pool_ = std::make_shared<PagePool>(device_, setup.limit_bytes);
-    store_ = std::make_shared<ScriptedStore>(setup.unit_bytes);
+    store_ = std::make_shared<ScriptedStore>(setup.unit_bytes, kind_.from_memory);
     compute_.emplace(*device_);
     streamer_ = std::make_shared<LayerStreamer>(
         pool_, store_,
@@ -165,28 +112,48 @@ class StreamerTest : public ::testing::Test {
     }
     pool_.reset();
     if (device_ != nullptr) {
-      EXPECT_NO_THROW(device_->check_invariants());
+      EXPECT_NO_THROW(check_device());
       EXPECT_EQ(device_->info().used_bytes, 0U);
     }
+    checked_.clear();
     store_.reset();
     device_.reset();
   }
+  void check_device() const {
+    if (on_gpu()) {
+      dynamic_cast<const CudaDevice&>(*device_).check_invariants();
+    } else {
+      dynamic_cast<const HostDevice&>(*device_).check_invariants();
+    }
+  }
   void TearDown() override {
     discard();
+    if (on_gpu()) clean_.expect_clean();
     const std::lock_guard lock(mistakes_mutex_);
     for (const std::string& mistake : mistakes_) ADD_FAILURE() << mistake;
   }
 
   // The compute stream: one of its own, as on a GPU, so that acquire does not block the host.
   [[nodiscard]] StreamHandle compute() const { return compute_->handle(); }
-  void finish_compute() { device_->synchronize(compute()); }
+  void finish_compute() {
+    device_->synchronize(compute());
+    device_->synchronize(kCallerStream);
+  }
 
   // Queues compute that reads the whole window.
   void run_unit(std::size_t unit, StreamHandle stream) {
+    const std::size_t bytes = store_->unit_bytes(unit);
+    const Address window = streamer_->window(unit);
+    const void* place = reinterpret_cast<const void*>(window);
+    std::shared_ptr<HostBuffer> copy;
+    if (on_gpu()) {
+      copy = checked_.take(*device_, bytes);
+      device_->copy_to_host(copy->data(), window, bytes, stream);
+      place = copy->data();
+    }
     device_->run(
-        [this, unit, version = store_->version(unit), window = streamer_->window(unit),
-         bytes = store_->unit_bytes(unit)] {
-          const auto* words = reinterpret_cast<const std::uint64_t*>(window);
+        [this, unit, version = store_->version(unit), place, bytes, copy] {
+          const auto* words = static_cast<const std::uint64_t*>(place);
           for (std::size_t i = 0; i < bytes / sizeof(std::uint64_t); ++i) {
             if (words[i] == unit_word(unit, version, i)) continue;
             const std::lock_guard lock(mistakes_mutex_);
@@ -213,18 +180,74 @@ class StreamerTest : public ::testing::Test {
   }
 
   [[nodiscard]] int computed() const { return computed_; }
-  [[nodiscard]] std::vector<LogEntry> log() const { return streamer_->log().read(0).entries; }
+  [[nodiscard]] std::vector<LogEntry> log() const { return streamer_->events(0).entries; }
+  // How many units have computed, once all have.
+  int finished() {
+    finish_compute();
+    return computed();
+  }
+  // What the unit's window holds; not in the order of any other stream.
+  [[nodiscard]] std::vector<std::byte> window_bytes(std::size_t unit) {
+    const std::size_t bytes = store_->unit_bytes(unit);
+    const Stream stream(*device_);
+    const std::shared_ptr<HostBuffer> copy = checked_.take(*device_, bytes);
+    device_->copy_to_host(copy->data(), streamer_->window(unit), bytes, stream.handle());
+    device_->synchronize(stream.handle());
+    return {copy->data(), copy->data() + bytes};
+  }
 
-  std::shared_ptr<HostDevice> device_;
+  std::shared_ptr<Device> device_;
   std::shared_ptr<PagePool> pool_;
   std::shared_ptr<ScriptedStore> store_;
   std::shared_ptr<LayerStreamer> streamer_;
 
  private:
+  // Pinned memory that compute copies windows into. Host work gives it back, and must not call the
+  // driver: so buffers are kept, and destroyed with the device.
+  class CheckedBuffers {
+   public:
+    std::shared_ptr<HostBuffer> take(Device& device, std::size_t bytes) {
+      std::unique_ptr<HostBuffer> buffer;
+      {
+        const std::lock_guard lock(mutex_);
+        const auto fits = [bytes](const auto& free) { return free->bytes() >= bytes; };
+        const auto found = std::find_if(free_.begin(), free_.end(), fits);
+        if (found != free_.end()) {
+          buffer = std::move(*found);
+          free_.erase(found);
+        }
+      }
+      if (buffer == nullptr) buffer = device.allocate_host(bytes);
+      return {buffer.release(), [this](HostBuffer* used) {
+                const std::lock_guard lock(mutex_);
+                free_.emplace_back(used);
+              }};
+    }
+    void clear() { free_.clear(); }
+
+   private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<HostBuffer>> free_;
+  };
+
+  StreamerDevice kind_ = kHost;
+  const CleanGpu clean_;
   std::optional<Stream> compute_;
+  CheckedBuffers checked_;
   std::atomic<int> computed_ = 0;  // units whose compute has run
   std::mutex mistakes_mutex_;
   std::vector<std::string> mistakes_;
 };
+
+// For suites that run on several devices: their tests are TEST_P of the device.
+class StreamerDeviceTest : public StreamerTest,
+                           public ::testing::WithParamInterface<StreamerDevice> {
+ protected:
+  void SetUp() override { choose(GetParam()); }
+};
+
+inline std::string device_name(const ::testing::TestParamInfo<StreamerDevice>& info) {
+  return info.param.name;
+}
 
 }  // namespace trae_mem::test

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -31,17 +32,24 @@ class Child:
         subject: what to make there, as ``"module:Class"``.
         arguments: keyword arguments for it, as JSON knows them.
         threads: of torch; ``None`` leaves torch's own choice.
+        simulated: options of ``python -m trae_mem.sim``, to run the child on a simulated GPU;
+            ``None``: it runs as it is.
     """
 
     def __init__(
-        self, subject: str, arguments: dict[str, Any], *, threads: int | None = None
+        self,
+        subject: str,
+        arguments: dict[str, Any],
+        *,
+        threads: int | None = None,
+        simulated: Sequence[str] | None = None,
     ) -> None:
         self._subject = subject
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed when the block is left
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                [*_interpreter(simulated), "-m", __name__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -87,6 +95,12 @@ class Child:
         if "error" in answer:
             raise ChildError(f"{self._subject}.{method}: {answer['error']}")
         return answer["value"]
+
+
+def _interpreter(simulated: Sequence[str] | None) -> list[str]:
+    if simulated is None:
+        return [sys.executable]
+    return [sys.executable, "-m", "trae_mem.sim", *simulated]
 
 
 def _serve(channel: Channel) -> None:

@@ -13,9 +13,20 @@ from trae_mem.report.environment import describe_environment
 _PACKAGE = Path(trae_mem.__file__).parent
 
 
-def describe_benchmark_environment(threads: int) -> dict[str, Any]:
-    """The environment of a run that computes with so many threads."""
-    environment = {**describe_environment("cpu"), "threads": threads}
+def describe_benchmark_environment(
+    threads: int, device: str = "cpu", simulated: str | None = None
+) -> dict[str, Any]:
+    """The environment of a run.
+
+    Args:
+        threads: that it computes with.
+        device: "cpu" or "cuda".
+        simulated: the card that the run simulated, if it did; the device is then the machine that
+            did so.
+    """
+    environment = {**describe_environment(device), "threads": threads}
+    if simulated is not None:
+        environment["simulated_gpu"] = simulated
     environment.pop("trae-mem", None)
     return {
         **environment,
@@ -45,8 +56,10 @@ def _git(*arguments: str) -> str:
 def machine_line(environment: dict[str, Any]) -> str:
     """The machine in one line, for captions."""
     memory = environment["memory_bytes"] / (1 << 30)
-    threads = environment["threads"]
+    threads, device = environment["threads"], environment["device"]
+    if simulated := environment.get("simulated_gpu"):
+        device = f"a simulated {simulated} on {device}"
     return (
-        f"measured on: {environment['device']}, {environment['cores']} cores, {memory:.0f} GiB, "
+        f"measured on: {device}, {environment['cores']} cores, {memory:.0f} GiB, "
         f"torch {environment['torch']}, {threads} compute thread{'s' if threads > 1 else ''}"
     )

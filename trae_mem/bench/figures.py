@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from trae_mem.bench.environment import machine_line
+from trae_mem.bench.figures_headline import headline
 from trae_mem.bench.harness import Report
 from trae_mem.errors import ConfigError
 
@@ -220,7 +221,9 @@ def _counts(row: dict[str, Any], key: str) -> bool:
 
 _DRAWERS: dict[str, Callable[[Report], Figure]] = {
     "overlap": _overlap,
+    "overlap_cuda": _overlap,
     "footprint": _footprint,
+    "headline": headline,
     "hooks": _hooks,
     "peers": _peers,
 }

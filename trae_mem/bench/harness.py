@@ -10,15 +10,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from trae_mem.bench.environment import describe_benchmark_environment
 from trae_mem.errors import ConfigError
 from trae_mem.report.summary import Check
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Report = dict[str, Any]  # {"benchmark", "environment", "settings", "results", "checks"}
 
@@ -30,13 +31,17 @@ class Outcome:
     settings: dict[str, Any]  # "threads" is one of them
     results: dict[str, Any]
     checks: list[Check]
+    device: str = "cpu"  # that computed: "cpu" or "cuda"
+    simulated: str | None = None  # the card that was simulated
 
 
 def make_report(name: str, outcome: Outcome) -> Report:
     """The outcome with the machine that it was measured on, as it is written to JSON."""
     return {
         "benchmark": name,
-        "environment": describe_benchmark_environment(outcome.settings["threads"]),
+        "environment": describe_benchmark_environment(
+            outcome.settings["threads"], outcome.device, outcome.simulated
+        ),
         "settings": outcome.settings,
         "results": outcome.results,
         "checks": [asdict(check) for check in outcome.checks],
@@ -100,6 +105,8 @@ def measuring(threads: int) -> Iterator[None]:
 
 def print_checks(console: Console, report: Report) -> None:
     """Each figure that is asked for, with its bound."""
+    from rich.table import Table
+
     table = Table(title="Checks", title_justify="left")
     for column in ("check", "value", "bound", "unit", ""):
         table.add_column(column, justify="left" if column in ("check", "unit", "") else "right")

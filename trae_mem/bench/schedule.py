@@ -18,17 +18,21 @@ def ideal_step_seconds(
     *,
     slots: int,
     prefetch: int,
+    host_runs_ahead: bool = False,
 ) -> float:
-    """Seconds of a training step in the steady state, without checkpointing.
+    """Seconds of a training step in the steady state.
 
     Args:
         forward: seconds of compute of each unit forward, from the first unit to the last.
         backward: seconds of compute of each unit backward, from the last unit to the first.
         load: seconds that the link takes for one unit.
         slots, prefetch: as in ``trae_mem.enable``.
+        host_runs_ahead: of the compute, as on a GPU. A load is then asked for long before the
+            compute comes to its unit, with or without prefetch, and begins as soon as its slot is
+            free.
     """
     units = len(forward)
-    schedule = _Schedule(load, min(slots, units), prefetch)
+    schedule = _Schedule(load, min(slots, units), prefetch, host_runs_ahead)
     before = 0.0
     for _ in range(2):  # the first step settles, the second is the steady state
         before = schedule.now
@@ -40,9 +44,10 @@ def ideal_step_seconds(
 class _Schedule:
     """Follows [Note: looking ahead] of csrc/core/layer_streamer.h."""
 
-    def __init__(self, load: float, slots: int, prefetch: int) -> None:
+    def __init__(self, load: float, slots: int, prefetch: int, host_runs_ahead: bool) -> None:
         self.now = 0.0
         self._load, self._slots, self._prefetch = load, slots, prefetch
+        self._host_runs_ahead = host_runs_ahead
         self._link_free = 0.0
         self._owners = list(range(slots))  # of each slot
         self._ready = [0.0] * slots  # when its owner's bytes are there
@@ -70,6 +75,7 @@ class _Schedule:
         if self._owners[slot] == unit:
             return False
         self._owners[slot] = unit
-        begin = max(self._link_free, self.now, self._released[slot])
+        asked = 0.0 if self._host_runs_ahead else self.now
+        begin = max(self._link_free, asked, self._released[slot])
         self._link_free = self._ready[slot] = begin + self._load
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,9 +27,39 @@ Quick = Annotated[bool, typer.Option("--quick", help="Fewer repetitions: noisier
 
 
 @app.command()
-def overlap(json_path: Json = None, figure: Picture = None, quick: Quick = False) -> None:
+def overlap(
+    json_path: Json = None,
+    figure: Picture = None,
+    quick: Quick = False,
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="Where the model computes.")
+    ] = "cpu",
+    sim: Annotated[
+        str | None,
+        typer.Option(metavar="CARD", help="With --device cuda: simulate this card, say A10."),
+    ] = None,
+) -> None:
     """How well loads hide behind compute, at three link speeds and four prefetches."""
-    _measure("overlap", json_path, figure, quick)
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: expected cpu or cuda")
+    if sim is not None and device != "cuda":
+        raise ConfigError(f"--sim {sim} simulates a GPU: add --device cuda")
+    if device == "cpu":
+        _measure("overlap", json_path, figure, quick)
+    else:
+        card = None if sim is None else _known(sim)
+        _measure("overlap_cuda", json_path, figure, quick, gpu=card)
+
+
+@app.command()
+def headline(
+    json_path: Json = None,
+    figure: Picture = None,
+    quick: Quick = False,
+    gpu: Annotated[str, typer.Option(metavar="CARD", help="The card to simulate.")] = "A10",
+) -> None:
+    """What fits on a simulated card: Llama models of 7B to 70B, LoRA, with and without us."""
+    _measure("headline", json_path, figure, quick, gpu=_known(gpu))
 
 
 @app.command()
@@ -62,7 +93,18 @@ def plot(
     typer.echo(f"figure: {figure}")
 
 
-def _measure(name: str, json_path: str | None, figure: Path | None, quick: bool) -> None:
+def _known(card: str) -> str:
+    from trae_mem.gpus import find_gpu
+
+    try:
+        return find_gpu(card).name
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _measure(
+    name: str, json_path: str | None, figure: Path | None, quick: bool, **changes: Any
+) -> None:
     from rich.console import Console
 
     from trae_mem.bench.harness import all_reached, make_report, print_checks, write_report
@@ -73,6 +115,7 @@ def _measure(name: str, json_path: str | None, figure: Path | None, quick: bool)
     console = Console(stderr=json_path == "-")
     benchmark: Any = importlib.import_module(f"trae_mem.bench.{name}")
     settings = benchmark.QUICK if quick else benchmark.Settings()
+    settings = dataclasses.replace(settings, **changes)
     report = make_report(name, benchmark.run(settings))
     if json_path is not None:
         write_report(report, json_path)

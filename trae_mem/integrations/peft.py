@@ -14,7 +14,10 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 if TYPE_CHECKING:
     from trae_mem.hooks import UnitHooks
@@ -85,6 +88,11 @@ class _Watched:
             self._module.__dict__[_LIST] = list(self._list)
 
 
+def _remove(handles: tuple[Any, ...]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
 class MergeWatch:
     """Watches the layers that own streamed weights, and what wraps them."""
 
@@ -98,28 +106,45 @@ class MergeWatch:
                     parents.setdefault(child, parent)
         self._watched: list[list[_Watched]] = []
         self._units: dict[nn.Module, UnitHooks] = {}  # by each module that is watched
+        self._members = weakref.WeakSet(model.modules())
+        self._new_tensors = False
         for unit in units:
             owners = dict.fromkeys(packed.owner for packed in unit.tensors)
             wrappers = dict.fromkeys(parents[owner] for owner in owners if owner in parents)
             modules = [m for m in dict.fromkeys((*owners, *wrappers)) if m in places]
             self._watched.append([_Watched(*places[module]) for module in modules])
             self._units.update(dict.fromkeys(modules, unit))
-        # The hook is global: it must not keep the model, and must go with it.
+        # The hooks are global: they must not keep the model, and must go with it.
         reference = weakref.ref(self)
 
         def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
             if (watch := reference()) is not None:
                 watch._registered(parent, child)
 
-        handle = register_module_module_registration_hook(registered)
-        self._remove_hook = weakref.finalize(self, handle.remove)
+        def assigned(module: nn.Module, name: str, parameter: object) -> None:
+            if (watch := reference()) is not None and module in watch._members:
+                watch._new_tensors = True
+
+        handles = (
+            register_module_module_registration_hook(registered),
+            register_module_parameter_registration_hook(assigned),
+        )
+        self._remove_hooks = weakref.finalize(self, _remove, handles)
 
     def _registered(self, parent: nn.Module, child: nn.Module | None) -> None:
         if isinstance(parent, (nn.ModuleList, nn.Sequential)):
             return  # a slice of the blocks is a new list of them: models take one in each forward
+        if child is not None and parent in self._members:
+            self._members.update(child.modules())
+            self._new_tensors = True
         for module in (parent, child):
             if module is not None and (unit := self._units.get(module)) is not None:
                 unit.suspect = True
+
+    def take_new_tensors(self) -> bool:
+        """Whether modules or parameters came into the model since the last call."""
+        found, self._new_tensors = self._new_tensors, False
+        return found
 
     def changed(self, unit: int) -> bool:
         """Whether an adapter was merged into the unit's weights, or taken out of them."""
@@ -130,7 +155,7 @@ class MergeWatch:
 
     def close(self) -> None:
         """Gives PEFT its own lists back."""
-        self._remove_hook()
+        self._remove_hooks()
         for watched in self._watched:
             for place in watched:
                 place.restore()

@@ -82,7 +82,7 @@ def run_training(config: RunConfig, console: Console, channel: Channel | None = 
 
 
 def choose_device(resource: ResourceSection) -> str:
-    """ "cuda" or "cpu": `resource.device`, where "auto" is the GPU if it can be streamed to.
+    """ "cuda" or "cpu": `resource.device`, where "auto" is the GPU if there is one.
 
     Raises:
         ConfigError: "cuda" was asked for and torch sees no GPU.
@@ -91,15 +91,7 @@ def choose_device(resource: ResourceSection) -> str:
         raise ConfigError("resource.device: cuda, but torch sees no GPU; set resource.device=cpu")
     if resource.device != "auto":
         return resource.device
-    return "cuda" if torch.cuda.is_available() and _streams_to_cuda() else "cpu"
-
-
-def _streams_to_cuda() -> bool:
-    try:
-        from trae_mem import _native
-    except ImportError:
-        return False  # enable() explains what is wrong with it
-    return hasattr(_native, "CudaDevice")
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _quiet_libraries() -> None:
