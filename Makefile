@@ -8,10 +8,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 CXX_FILES = $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*/*.h csrc/*/*/*.cpp)
-STAGES := lint test-native test-asan test-tsan test-python
+STAGES := lint test-native test-asan test-tsan test-python test-gpu
+# What streaming promises, on a GPU: tests that also run with their models made there.
+GPU_TESTS := $(addprefix tests/test_,parity_patterns.py block_shapes.py block_weights.py \
+	changes.py interruptions.py disable.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native demo test $(STAGES) googletest mutate bench format tidy clean distclean
+.PHONY: help setup native simulator demo test $(STAGES) googletest mutate bench gpu-check \
+	format tidy clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -27,7 +31,7 @@ $(READY): pyproject.toml setup.py tools/demo-packages.txt
 	@echo "setup: $(TORCH) (the first time a large download)"
 	@$(PIP) install $(TORCH)
 	@echo "setup: the other packages"
-	@$(BIN)/python tools/requirements.py build train dev > $(VENV)/requirements.txt
+	@$(BIN)/python tools/requirements.py build train dev simulator > $(VENV)/requirements.txt
 	@$(PIP) install -r $(VENV)/requirements.txt
 	@$(PIP) install --no-deps -r tools/demo-packages.txt
 	@echo "setup: trae_mem (compiles the native part)"
@@ -37,11 +41,15 @@ $(READY): pyproject.toml setup.py tools/demo-packages.txt
 native: $(READY) ## compile the extension module, if a source has changed
 	@$(BIN)/python tools/native_build.py extension
 
+simulator: $(READY) ## compile the simulated GPU (python -m trae_mem.sim and the tests do it too)
+	@$(BIN)/python tools/simgpu_build.py
+	@$(BIN)/python tools/torch_build.py
+
 demo: export HF_HUB_OFFLINE = 1
 demo: native ## fine-tune a small language model, streaming beside all resident
 	@$(BIN)/trae-mem train examples/quickstart.yaml
 
-test: $(READY) ## everything below up to test-python, with a summary
+test: $(READY) ## everything below up to test-gpu, with a summary
 	@$(BIN)/python tools/run_stages.py "$(MAKE)" $(STAGES)
 
 lint: $(READY) ## ruff, mypy --strict, clang-format
@@ -63,6 +71,13 @@ test-python: export HF_HUB_OFFLINE = 1
 test-python: native ## Python tests; ARGS="-k name -x" goes to pytest
 	@$(BIN)/python -m pytest --junitxml=build/test-results/python.xml $(ARGS)
 
+test-gpu: export HF_HUB_OFFLINE = 1
+test-gpu: export TRAE_MEM_TEST_DEVICE = cuda
+test-gpu: export OMP_NUM_THREADS = 1
+test-gpu: native ## streaming's tests again, on a simulated GPU whose copies and kernels are late
+	@$(BIN)/python -m trae_mem.sim --gpu A10 --memory 1GiB --poison --delay-us 50 -m pytest \
+	  --junitxml=build/test-results/gpu.xml $(or $(ARGS),$(GPU_TESTS))
+
 googletest:
 	@sh tools/check_system.sh tests "$(PYTHON)"
 
@@ -74,11 +89,16 @@ mutate: $(READY) googletest ## take out each wait and check in turn; a test must
 bench: export HF_HUB_OFFLINE = 1
 bench: native ## run the benchmarks; results and figures to docs/
 	@mkdir -p docs/results; failed=; \
-	for name in overlap footprint hooks peers; do \
+	for name in overlap footprint hooks peers headline; do \
 	  $(BIN)/trae-mem bench $$name --json docs/results/$$name.json \
 	    --figure docs/figures/$$name.png || failed="$$failed $$name"; \
 	done; \
+	$(BIN)/trae-mem bench overlap --device cuda --sim A10 --json docs/results/overlap-a10.json \
+	  --figure docs/figures/overlap-a10.png || failed="$$failed overlap-a10"; \
 	test -z "$$failed" || { echo "bench: a bound was missed in:$$failed"; exit 1; }
+
+gpu-check: ## on a machine with an NVIDIA GPU: build, conformance, parity, real sizes (8 minutes)
+	@$(PYTHON) tools/gpu_check.py
 
 format: $(READY) ## put Python and C++ in the house's form
 	@$(BIN)/ruff check --fix --quiet .

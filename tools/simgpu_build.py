@@ -30,6 +30,9 @@ CORE, DRIVER, NVML = "libsimgpu.so", "libcuda.so.1", "libnvidia-ml.so.1"
 # The prefixes of the facades' sources; what has none of them is the core.
 FACADES = ("driver_", "runtime_", "nvml")
 
+# Where toolkits install their headers, as patterns.
+TOOLKITS = ("usr/local/cuda/include", "usr/local/cuda-*/include", "usr/include")
+
 INSTALL_TORCH = "Install PyTorch's CUDA build, which needs no GPU: pip install torch."
 
 
@@ -167,8 +170,7 @@ def _header_folders() -> list[Path]:
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if home := os.environ.get(name):
             folders.append(Path(home) / "include")
-    folders += [Path("/usr/local/cuda/include"), *sorted(Path("/usr/local").glob("cuda-*/include"))]
-    folders.append(Path("/usr/include"))
+    folders += [folder for place in TOOLKITS for folder in sorted(Path("/").glob(place))]
     return [f for f in folders if (f / "cuda.h").exists() or (f / "crt").is_dir()]
 
 
