@@ -270,10 +270,15 @@ def test_headline_tells_where_memory_runs_out(simulator: Path) -> None:
     one = headline.Run(
         "out of memory", SMALL, "bfloat16", 8, 1, 1, checkpointing=False, streaming=False
     )
-    row = headline._measure(one, 40 << 20, dataclasses.replace(HEADLINE, length=512))
+    settings = dataclasses.replace(HEADLINE, length=512)
+    with headline.simulated_card(settings) as child:
+        row = headline.measure(child, one, 40 << 20, settings)
+        again = headline.measure(child, one, 4 << 30, settings)
     assert row["steps_done"] == 0
     assert row["out_of_memory"].startswith("CUDA out of memory. Tried to allocate")
     assert row["card_bytes"] == 40 << 20
+    assert again["steps_done"] == 1
+    assert again["card_bytes"] == 4 << 30
 
 
 def test_overlap_on_a_simulated_gpu_sets_the_link_to_the_compute(
@@ -329,6 +334,8 @@ def test_gpu_check_s_parity_scene_finds_the_same_bits() -> None:
 
 @pytest.mark.sim(gpu="A10", mode="numeric")
 def test_gpu_check_s_parity_scene_notices_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, few in (("CHECKPOINTING", ("none",)), ("STORES", ("ram",)), ("DEBUG", (None,))):
+        monkeypatch.setattr(gpu_parity, name, few)
     train = gpu_parity._train
     calls = iter(range(100))
 

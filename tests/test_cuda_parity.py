@@ -7,7 +7,6 @@ events by random times, and fills what is freed with NaN. A wait too few changes
 from __future__ import annotations
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from models import (
     FAMILIES,
     UNITS,
     Stack,
-    Trace,
     assert_same_tensors,
     assert_same_trace,
     build_lora,
@@ -23,33 +21,16 @@ from models import (
     train,
     use_checkpointing,
 )
+from test_parity import CHECKPOINTING, SLOTS, STEPS, resident, source_of, streaming
 
 import trae_mem
 
-CHECKPOINTING = ("none", "non-reentrant", "reentrant")
-STEPS, SLOTS, DELAY_US = 3, 4, 120
+DELAY_US = 120
 
 pytestmark = pytest.mark.sim(gpu="A10", memory="1GiB", poison=True)
 
-
-@functools.cache
-def on_the_cpu(family: str, checkpointing: str) -> Trace:
-    model = build_lora(family)
-    use_checkpointing(model, checkpointing)
-    return train(model, STEPS)
-
-
-def streamed(family: str, checkpointing: str, steps: int = STEPS, **options):
-    model = build_lora(family)
-    use_checkpointing(model, checkpointing)
-    trae_mem.enable(model, **options)
-    statuses = []
-    trace = train(model, steps, after_step=lambda step: statuses.append(trae_mem.status(model)))
-    return trace, statuses
-
-
-def source_of(store: str, family: str, checkpoints) -> str:
-    return str(checkpoints[family]) if store == "file" else "ram"
+on_the_cpu = resident
+streamed = streaming.__wrapped__  # anew each time: what is late differs
 
 
 @pytest.fixture
@@ -95,7 +76,7 @@ def test_nothing_depends_on_when_copies_and_kernels_run(
 @pytest.mark.parametrize("prefetch", [0, 1, 4, 9])
 def test_the_number_of_units_loaded_ahead_changes_nothing(prefetch, adversary):
     adversary(prefetch)
-    trace, _ = streamed("llama", "none", prefetch=prefetch)
+    trace, _ = streamed("llama", "none", prefetch=prefetch, debug=None)
     assert_same_trace(trace, on_the_cpu("llama", "none"))
 
 

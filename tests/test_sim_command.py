@@ -114,10 +114,11 @@ def test_such_a_process_may_have_another_gpu(script):
     assert (done.stdout, done.returncode) == ("L40S\n", 0), done.stderr
 
 
-def test_a_process_that_ends_in_the_middle_of_its_work_ends_well(script):
+@pytest.mark.parametrize("first", ["", "import ctypes; ctypes.CDLL(None).cuInit(0); "])
+def test_a_process_that_ends_in_the_middle_of_its_work_ends_well(script, first):
     program = script(
-        """
-        import torch
+        f"""
+        {first}import torch
         x = torch.ones(300, 300, device="cuda")
         for _ in range(200):
             x = (x @ x) / 300

@@ -7,7 +7,8 @@
 #include "error.h"
 
 namespace trae_mem {
-CudaClock::CudaClock(std::shared_ptr<const CudaContext> context, std::shared_ptr<HostCalls> calls, std::chrono::nanoseconds age)
+CudaClock::CudaClock(std::shared_ptr<const CudaContext> context, std::shared_ptr<HostCalls> calls,
+                     std::chrono::nanoseconds age)
     : context_(std::move(context)),
       driver_(context_->driver()),
       calls_(std::move(calls)),
@@ -36,7 +37,9 @@ void CudaClock::renew() {
   }
 }
 
-void CudaClock::synchronize() noexcept { driver_.cuStreamSynchronize(stream_.pointer()); }
+void CudaClock::synchronize() noexcept {
+  CudaDriver::insist([this] { return driver_.cuStreamSynchronize(stream_.pointer()); });
+}
 
 std::optional<std::int64_t> CudaClock::host_ns(cuda::EventPointer event) {
   const std::lock_guard lock(mutex_);

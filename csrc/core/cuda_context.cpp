@@ -37,7 +37,8 @@ std::string hidden_devices() {
 
 // Why cuInit failed and what to do.
 std::string cannot_start(const CudaDriver& driver, cuda::Result error) {
-  const std::string what = "The NVIDIA driver does not start: cuInit: " + driver.describe(error) + ". ";
+  const std::string what =
+      "The NVIDIA driver does not start: cuInit: " + driver.describe(error) + ". ";
   switch (error) {
     case cuda::kNoDevice:
       return "No NVIDIA GPU is visible: " + driver.describe(error) + "." +

@@ -33,15 +33,17 @@ CudaDevice::~CudaDevice() { drain(); }
 
 void CudaDevice::drain() noexcept {
   if (context_->forked()) return;
-  try {
-    const CudaContext::Guard guard(*context_);
-    for (const auto& [id, stream] : streams_) driver_.cuStreamSynchronize(stream->pointer());
+  bool lost = context_->lost();
+  if (const CudaContext::Guard guard(*context_, std::nothrow); guard.entered()) {
+    for (const auto& [handle, stream] : streams_) {
+      const cuda::StreamPointer pointer = stream->pointer();
+      const auto synchronize = [&] { return driver_.cuStreamSynchronize(pointer); };
+      lost = CudaDriver::loses_context(CudaDriver::insist(synchronize)) || lost;
+    }
     if (staging_ != nullptr) staging_->synchronize();
     if (clock_ != nullptr) clock_->synchronize();
-  } catch (const Error&) {
-    // A lost context or a driver that has ended: nothing is under way any more.
   }
-  if (context_->lost()) calls_->abandon();
+  if (lost) calls_->abandon();
 }
 
 DeviceInfo CudaDevice::info() const {

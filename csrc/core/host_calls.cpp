@@ -1,24 +1,84 @@
 #include "host_calls.h"
 
+#include <condition_variable>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace trae_mem {
 
-HostCalls::HostCalls(std::shared_ptr<const CudaContext> context) : context_(std::move(context)) {}
+struct HostCalls::Call {
+  std::shared_ptr<Book> book;  // lives as long as calls are queued
+  std::function<void()> work;
+  bool begun = false;
+};
+
+// The calls that are queued or being made.
+class HostCalls::Book {
+ public:
+  Call* add(std::unique_ptr<Call> call) {
+    const std::lock_guard lock(mutex_);
+    Call* const added = call.get();
+    calls_.emplace(added, std::move(call));
+    return added;
+  }
+  void begin(Call* call) {
+    const std::lock_guard lock(mutex_);
+    call->begun = true;
+  }
+  std::unique_ptr<Call> take(Call* call) {
+    const std::lock_guard lock(mutex_);
+    const auto found = calls_.find(call);
+    std::unique_ptr<Call> taken = std::move(found->second);
+    calls_.erase(found);
+    changed_.notify_all();
+    return taken;
+  }
+  std::vector<std::unique_ptr<Call>> take_those_not_begun() {
+    std::vector<std::unique_ptr<Call>> taken;
+    const std::lock_guard lock(mutex_);
+    for (auto call = calls_.begin(); call != calls_.end();) {
+      if (call->second->begun) {
+        ++call;
+      } else {
+        taken.push_back(std::move(call->second));
+        call = calls_.erase(call);
+      }
+    }
+    return taken;
+  }
+
+  void wait_for_those_begun() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return calls_.empty(); });
+  }
+
+  // What the driver calls.
+  static void make(void* data) {
+    auto* const call = static_cast<Call*>(data);
+    const std::shared_ptr<Book> book = call->book;
+    book->begin(call);
+    call->work();
+    const std::unique_ptr<Call> made = book->take(call);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;  // a call was taken
+  std::unordered_map<Call*, std::unique_ptr<Call>> calls_;
+};
+
+HostCalls::HostCalls(std::shared_ptr<const CudaContext> context)
+    : context_(std::move(context)), book_(std::make_shared<Book>()) {}
 
 void HostCalls::launch(cuda::StreamPointer stream, std::function<void()> work,
                        const char* operation) {
-  auto made = std::make_unique<Call>(Call{shared_from_this(), std::move(work)});
-  Call* const call = made.get();
-  {
-    const std::lock_guard lock(mutex_);
-    queued_.emplace(call, std::move(made));
-  }
+  Call* const call = book_->add(std::make_unique<Call>(Call{book_, std::move(work)}));
   // Without the lock: the driver may wait for room in its queue, and so for calls to be made.
-  const cuda::Result result = context_->driver().cuLaunchHostFunc(stream, trampoline, call);
+  const cuda::Result result = context_->driver().cuLaunchHostFunc(stream, Book::make, call);
   if (result == cuda::kSuccess) return;
-  const std::unique_ptr<Call> refused = take(call);
+  const std::unique_ptr<Call> refused = book_->take(call);
   context_->check(result, operation, "cuLaunchHostFunc");
 }
 
@@ -39,36 +99,10 @@ std::shared_ptr<const Completion> HostCalls::run(cuda::StreamPointer stream,
   return completion;
 }
 
-void HostCalls::trampoline(void* data) {
-  auto* const call = static_cast<Call*>(data);
-  const std::shared_ptr<HostCalls> owner = call->owner;
-  {
-    const std::lock_guard lock(owner->mutex_);
-    call->begun = true;
-  }
-  call->work();
-  const std::unique_ptr<Call> made = owner->take(call);
-}
-
-std::unique_ptr<HostCalls::Call> HostCalls::take(Call* call) {
-  const std::lock_guard lock(mutex_);
-  const auto found = queued_.find(call);
-  std::unique_ptr<Call> taken = std::move(found->second);
-  queued_.erase(found);
-  return taken;
-}
-
 void HostCalls::abandon() {
-  std::vector<std::unique_ptr<Call>> left;  // destroyed without the lock
-  const std::lock_guard lock(mutex_);
-  for (auto call = queued_.begin(); call != queued_.end();) {
-    if (call->second->begun) {
-      ++call;
-    } else {
-      left.push_back(std::move(call->second));
-      call = queued_.erase(call);
-    }
-  }
+  // Destroyed without the lock.
+  const std::vector<std::unique_ptr<Call>> left = book_->take_those_not_begun();
+  book_->wait_for_those_begun();
 }
 
 }  // namespace trae_mem

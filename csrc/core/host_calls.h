@@ -1,21 +1,22 @@
 // Host code that a GPU's stream runs in its order: std::function over cuLaunchHostFunc.
 //
 // The driver calls such code on a thread of its own, may run that of all streams one behind the
-// other, and forbids it to call the driver. It never calls it once the context is lost; so the
-// calls are kept here, and what is left of them goes with `abandon`. Thread-safe.
+// other, and forbids it to call the driver. So a call that is queued keeps nothing alive that would
+// call the driver when it goes, the context least of all. The driver never makes calls once the
+// context is lost; they are kept in a book, and what is left of them goes with `abandon`.
+//
+// Thread-safe. Calls may be made, and end, behind this object.
 #pragma once
 
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <unordered_map>
 
 #include "completion.h"
 #include "cuda_context.h"
 
 namespace trae_mem {
 
-class HostCalls : public std::enable_shared_from_this<HostCalls> {
+class HostCalls {
  public:
   explicit HostCalls(std::shared_ptr<const CudaContext> context);
 
@@ -24,21 +25,15 @@ class HostCalls : public std::enable_shared_from_this<HostCalls> {
   void launch(cuda::StreamPointer stream, std::function<void()> work, const char* operation);
   // The same for work that may throw: the result has its outcome.
   std::shared_ptr<const Completion> run(cuda::StreamPointer stream, std::function<void()> work);
-  // The context is lost: no call that has not begun will be made.
+  // The context is lost: no call that has not begun will be made. Waits for those that have.
   void abandon();
 
  private:
-  struct Call {
-    std::shared_ptr<HostCalls> owner;  // lives as long as calls are queued
-    std::function<void()> work;
-    bool begun = false;
-  };
-  static void trampoline(void* data);
-  std::unique_ptr<Call> take(Call* call);
+  struct Call;
+  class Book;
 
   const std::shared_ptr<const CudaContext> context_;
-  std::mutex mutex_;
-  std::unordered_map<Call*, std::unique_ptr<Call>> queued_;
+  const std::shared_ptr<Book> book_;
 };
 
 }  // namespace trae_mem

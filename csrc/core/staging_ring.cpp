@@ -90,9 +90,10 @@ void StagingRing::copy(Address to, const void* from, std::size_t bytes,
 
 void StagingRing::synchronize() noexcept {
   const std::lock_guard lock(mutex_);
-  driver_.cuStreamSynchronize(reading_.pointer());
+  CudaDriver::insist([this] { return driver_.cuStreamSynchronize(reading_.pointer()); });
   for (const Stage& stage : stages_) {
-    if (stage.used) driver_.cuEventSynchronize(stage.freed.pointer());
+    if (!stage.used) continue;
+    CudaDriver::insist([&] { return driver_.cuEventSynchronize(stage.freed.pointer()); });
   }
 }
 

@@ -1,6 +1,7 @@
-"""A training run on the simulated GPU in dry mode: real host code, true allocations, no numbers.
+"""Training runs on the simulated GPU in dry mode: real host code, true allocations, no numbers.
 
-Runs in a process of its own (`trae_mem/bench/child.py`), since a peak belongs to a process.
+They run in a simulated process (`trae_mem/bench/child.py`), one after the other: each begins on an
+empty card, which is looked after, so that every peak is its own.
 """
 
 from __future__ import annotations
@@ -13,59 +14,71 @@ import torch
 from torch import nn
 
 from trae_mem.bench.large_models import LargeLlama, build_with_adapters
+from trae_mem.errors import TraeMemError
 
 
 class DryTraining:
-    """LoRA training of one model, all resident or streaming.
+    """LoRA training of one model after the other, all resident or streaming."""
 
-    Args:
-        shape: fields of :class:`LargeLlama`.
-        dtype: "bfloat16" or "float16" of the frozen weights; float16 trains with a GradScaler.
-        rank: of the adapters.
-        checkpointing: whether each layer's activations are recomputed in backward.
-        prefetch: as in ``trae_mem.enable``; ``None``: all resident, without us.
-    """
-
-    def __init__(
+    def run(
         self,
         shape: dict[str, Any],
         dtype: str,
         rank: int,
         checkpointing: bool,
         prefetch: int | None,
-    ) -> None:
-        self._shape = LargeLlama(**shape)
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._rank, self._checkpointing, self._prefetch = rank, checkpointing, prefetch
-
-    def run(self, batch: int, length: int, accumulation: int, steps: int) -> dict[str, Any]:
+        memory_bytes: int,
+        batch: int,
+        length: int,
+        accumulation: int,
+        steps: int,
+    ) -> dict[str, Any]:
         """Trains; what each step needed at most, or why it ended.
 
         Args:
+            shape: fields of :class:`LargeLlama`.
+            dtype: "bfloat16" or "float16" of the frozen weights; float16 trains with a GradScaler.
+            rank: of the adapters.
+            checkpointing: whether each layer's activations are recomputed in backward.
+            prefetch: as in ``trae_mem.enable``; ``None``: all resident, without us.
+            memory_bytes: of the card.
             batch, length: of a micro-step, in sequences and tokens.
             accumulation: micro-steps of an optimizer step.
             steps: optimizer steps.
+
+        Raises:
+            TraeMemError: the run before left something on the card.
         """
+        _empty_card(memory_bytes)
         found: dict[str, Any] = {"steps": [], "out_of_memory": None, "streaming": None}
+        training = _Training(LargeLlama(**shape), getattr(torch, dtype), rank, checkpointing)
         try:
-            model = self._placed()
-            self._train(model, batch, length, accumulation, steps, found["steps"])
+            model = training.place(prefetch)
+            training.train(model, batch, length, accumulation, steps, found["steps"])
             found["streaming"] = _streaming_of(model)
         except torch.OutOfMemoryError as error:
             found["out_of_memory"] = shortened(error)
         return {**found, "peak": _peaks(), "card_bytes": torch.cuda.mem_get_info()[1]}
 
-    def _placed(self) -> nn.Module:
+
+class _Training:
+    def __init__(
+        self, shape: LargeLlama, dtype: torch.dtype, rank: int, checkpointing: bool
+    ) -> None:
+        self._shape, self._dtype = shape, dtype
+        self._rank, self._checkpointing = rank, checkpointing
+
+    def place(self, prefetch: int | None) -> nn.Module:
         import trae_mem
 
         model = build_with_adapters(
             self._shape, self._dtype, rank=self._rank, checkpointing=self._checkpointing
         )
-        if self._prefetch is None:
+        if prefetch is None:
             return model.to_empty(device="cuda")
-        return trae_mem.enable(model, prefetch=self._prefetch, device="cuda", source="empty")
+        return trae_mem.enable(model, prefetch=prefetch, device="cuda", source="empty")
 
-    def _train(
+    def train(
         self,
         model: nn.Module,
         batch: int,
@@ -91,6 +104,22 @@ class DryTraining:
             optimizer.zero_grad()
             torch.cuda.synchronize()
             measured.append({**_peaks(), "host_seconds": time.perf_counter() - begin})
+
+
+def _empty_card(memory_bytes: int) -> None:
+    """Lets go of what is left over, and gives the card its size."""
+    from trae_mem.sim import control
+
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    if left := control.used_bytes(0):
+        raise TraeMemError(
+            f"{left} bytes of the run before are still on the simulated card: its peaks would be "
+            "counted to this run"
+        )
+    control.set_memory(memory_bytes)
+    _reset_peaks()
 
 
 def shortened(error: torch.OutOfMemoryError) -> str:

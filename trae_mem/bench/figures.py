@@ -83,6 +83,11 @@ def _overlap(report: Report) -> Figure:
             color="black",
             label="an engine without cost" if number == len(prefetches) - 1 else None,
         )
+    if report["benchmark"] == "overlap_cuda":
+        for place, ratio in enumerate(ratios):
+            alone = max(1.0, ratio) / (1.0 + ratio)
+            label = "one after the other" if place == 0 else None
+            axes.hlines(alone, place - 0.45, place + 0.45, color="black", ls=":", label=label)
     axes.axhline(0.95, color=_GREY, linestyle="--", linewidth=1, label="asked for: 0.95")
     axes.set_xticks(range(len(ratios)), [f"{ratio:g} x compute" for ratio in ratios])
     axes.set_xlabel("time that the link needs for a step's loads")

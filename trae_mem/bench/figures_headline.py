@@ -46,7 +46,7 @@ def _steps(axes: Any, row: dict[str, Any], resident: dict[str, Any], card: float
     axes.axhline(card, color=_GREY, linestyle="--", linewidth=1)
     axes.annotate(
         f"the card: {card:.0f} GiB",
-        (numbers[-1], card),
+        (max(1, len(row["per_step"])), card),
         (0, 3),
         textcoords="offset points",
         color=_GREY,

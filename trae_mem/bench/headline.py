@@ -1,7 +1,7 @@
 """What fits on a card: Llama models of 7B to 70B, LoRA, with and without us, on a simulated GPU.
 
-Each run trains transformers' and PEFT's own modules in a process of its own, on a GPU that the dry
-mode of `trae_mem.sim` plays: the host's code, the driver's calls and every allocation are those of
+Each run trains transformers' and PEFT's own modules on an empty GPU that the dry mode of
+`trae_mem.sim` plays: the host's code, the driver's calls and every allocation are those of
 a real card; only kernels compute nothing. So memory is measured, speed is not, and losses say
 nothing (that they are right is shown by the parity tests).
 
@@ -79,10 +79,22 @@ class Run:
 def run(settings: Settings) -> Outcome:
     """Trains all of it."""
     card = find_gpu(settings.gpu).memory_bytes
-    rows = [_measure(one, card, settings) for one in _runs(settings)]
-    smallest = _smallest_cards(rows, settings) if settings.search else []
+    with simulated_card(settings) as child:
+        rows = [measure(child, one, card, settings) for one in _runs(settings)]
+        smallest = _smallest_cards(child, rows, settings) if settings.search else []
     results = {"card_bytes": card, "runs": rows, "smallest": smallest}
-    return Outcome(asdict(settings), results, _checks(rows, settings), simulated=settings.gpu)
+    checks = _checks(rows, settings)
+    return Outcome(asdict(settings), results, checks, simulated=settings.gpu)
+
+
+def simulated_card(settings: Settings) -> Child:
+    """The process that trains."""
+    return Child(
+        "trae_mem.bench.dry_training:DryTraining",
+        {},
+        threads=settings.threads,
+        simulated=("--gpu", settings.gpu, "--mode", "dry"),
+    )
 
 
 def _runs(settings: Settings) -> list[Run]:
@@ -107,37 +119,26 @@ def _runs(settings: Settings) -> list[Run]:
     return found
 
 
-def simulated(gpu: str, *options: str) -> tuple[str, ...]:
-    """Options of ``python -m trae_mem.sim`` for that card, in dry mode."""
-    return ("--gpu", gpu, "--mode", "dry", *options)
-
-
-def _train(one: Run, memory: int, settings: Settings) -> dict[str, Any]:
-    arguments = {
-        "shape": asdict(one.shape),
-        "dtype": one.dtype,
-        "rank": settings.rank,
-        "checkpointing": one.checkpointing,
-        "prefetch": settings.prefetch if one.streaming else None,
-    }
-    with Child(
-        "trae_mem.bench.dry_training:DryTraining",
-        arguments,
-        threads=settings.threads,
-        simulated=simulated(settings.gpu, "--memory", str(memory)),
-    ) as child:
-        found: dict[str, Any] = child.ask(
-            "run",
-            batch=one.batch,
-            length=settings.length,
-            accumulation=one.accumulation,
-            steps=one.steps,
-        )
+def _train(child: Child, one: Run, memory: int, settings: Settings) -> dict[str, Any]:
+    found: dict[str, Any] = child.ask(
+        "run",
+        shape=asdict(one.shape),
+        dtype=one.dtype,
+        rank=settings.rank,
+        checkpointing=one.checkpointing,
+        prefetch=settings.prefetch if one.streaming else None,
+        memory_bytes=memory,
+        batch=one.batch,
+        length=settings.length,
+        accumulation=one.accumulation,
+        steps=one.steps,
+    )
     return found
 
 
-def _measure(one: Run, memory: int, settings: Settings) -> dict[str, Any]:
-    found = _train(one, memory, settings)
+def measure(child: Child, one: Run, memory: int, settings: Settings) -> dict[str, Any]:
+    """One run on a card of so many bytes, as it stands in the report."""
+    found = _train(child, one, memory, settings)
     keys = ("allocated_bytes", "reserved_bytes", "device_bytes")
     measured = [*found["steps"], found["peak"]]
     return {
@@ -159,7 +160,9 @@ def _growth(peaks: list[float]) -> float:
     return max(peaks[1:]) - peaks[1] if len(peaks) > 1 else 0
 
 
-def _smallest_cards(rows: list[dict[str, Any]], settings: Settings) -> list[dict[str, Any]]:
+def _smallest_cards(
+    child: Child, rows: list[dict[str, Any]], settings: Settings
+) -> list[dict[str, Any]]:
     """For each model that streams, the smallest card in whole GiB on which it still trains.
 
     torch gives unused memory back before it fails, so a run may fit on less than it takes where
@@ -177,7 +180,7 @@ def _smallest_cards(rows: list[dict[str, Any]], settings: Settings) -> list[dict
         fits = (
             gib
             for gib in range(least, most + 1)
-            if _train(one, gib * _GIB, settings)["out_of_memory"] is None
+            if _train(child, one, gib * _GIB, settings)["out_of_memory"] is None
         )
         found.append({"model": model.name, "gib": next(fits, None)})
     return found

@@ -66,7 +66,8 @@ class Installer {
     at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
     // Batch norm and recurrent layers then do without cuDNN.
     at::globalContext().setUserEnabledCuDNN(false);
-    // Torch was loaded before: what it destroys at the process's end, it destroys after this.
+    // Torch was loaded before: what it destroys at the process's end, it destroys after this. The
+    // simulator ends its streams, too, but later than torch if the driver was used before torch.
     std::atexit(stop_running_work);
   }
 
