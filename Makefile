@@ -93,8 +93,8 @@ bench: native ## run the benchmarks; results and figures to docs/
 	  $(BIN)/trae-mem bench $$name --json docs/results/$$name.json \
 	    --figure docs/figures/$$name.png || failed="$$failed $$name"; \
 	done; \
-	$(BIN)/trae-mem bench overlap --device cuda --sim A10 --json docs/results/overlap-a10.json \
-	  --figure docs/figures/overlap-a10.png || failed="$$failed overlap-a10"; \
+	$(BIN)/trae-mem bench overlap --device cuda --sim A10 --json docs/results/overlap_cuda.json \
+	  --figure docs/figures/overlap_cuda.png || failed="$$failed overlap_cuda"; \
 	test -z "$$failed" || { echo "bench: a bound was missed in:$$failed"; exit 1; }
 
 gpu-check: ## on a machine with an NVIDIA GPU: build, conformance, parity, real sizes (8 minutes)
