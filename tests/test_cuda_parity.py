@@ -136,31 +136,47 @@ def test_a_model_whose_passes_change_their_stream(adversary):
         assert_same_tensors(actual, stack_step(resident, seed))
 
 
-def test_a_block_that_uses_two_streams(adversary):
-    """The second stream reads the block's weights before and after the block's own kernels."""
-    adversary(6)
+class Halves(torch.nn.Module):
+    """Computes its second output on a stream of its own, which is joined before it returns."""
 
-    class Halves(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = torch.nn.Linear(16, 16).requires_grad_(False)
-            self.second = torch.nn.Linear(16, 16).requires_grad_(False)
-            self.gate = torch.nn.Parameter(torch.randn(16))
-            self.side = None
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(16, 16).requires_grad_(False)
+        self.second = torch.nn.Linear(16, 16).requires_grad_(False)
+        self.gate = torch.nn.Parameter(torch.randn(16))
+        self.side = None
 
-        def forward(self, x):
-            if not x.is_cuda:
-                return self.first(x) * self.gate + self.second(x)
-            self.side = self.side or torch.cuda.Stream()
-            self.side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.side):
-                other = self.second(x)
-            torch.cuda.current_stream().wait_stream(self.side)
-            return self.first(x) * self.gate + other
+    def forward(self, x):
+        if not x.is_cuda:
+            return self.first(x) * self.gate, self.second(torch.tanh(x))
+        self.side = self.side or torch.cuda.Stream()
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            other = self.second(torch.tanh(x))
+        torch.cuda.current_stream().wait_stream(self.side)
+        return self.first(x) * self.gate, other
 
-    resident, model = Stack(Halves), trae_mem.enable(Stack(Halves), prefetch=1, debug="poison")
-    for seed in range(3):
-        assert_same_tensors(stack_step(model, seed), stack_step(resident, seed))
+
+class HalvesStack(Stack):
+    def __init__(self):
+        super().__init__(Halves)
+
+    def forward(self, x):
+        x = self.inlet(x)
+        for block in self.blocks:
+            x = sum(block(x))
+        return self.outlet(x)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_block_whose_backward_runs_on_two_streams(prefetch, seed, adversary):
+    """Autograd runs each node on its forward's stream: each waits, and is waited for."""
+    adversary(seed)
+    resident = HalvesStack()
+    model = trae_mem.enable(HalvesStack(), prefetch=prefetch, debug="poison")
+    for number in range(2):
+        assert_same_tensors(stack_step(model, number), stack_step(resident, number))
 
 
 def test_resident_units_and_slots_side_by_side(adversary):

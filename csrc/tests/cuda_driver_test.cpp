@@ -6,147 +6,17 @@
 
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/cuda_context.h"
 #include "core/error.h"
-#include "core/host_calls.h"
+#include "fake_driver.h"
 #include "test_support.h"
 
 namespace trae_mem::test {
 namespace {
 
 using cuda::Result;
-
-// What the fake driver says; there is one, as of a real one.
-struct FakeDriver {
-  int version = 12040;
-  int devices = 1;
-  int virtual_memory = 1;
-  std::size_t granularity = std::size_t{2} << 20;
-  std::map<std::string, Result> results;   // other than success
-  std::vector<cuda::ContextHandle> stack;  // of current contexts
-  int retained = 0;
-  std::vector<std::string> calls;
-  std::vector<std::pair<cuda::HostFunction, void*>> host_functions;  // queued, not called
-};
-FakeDriver fake;
-
-const auto kPrimary = reinterpret_cast<cuda::ContextHandle>(0x1000);
-const auto kForeign = reinterpret_cast<cuda::ContextHandle>(0x2000);
-
-Result called(const char* name) {
-  fake.calls.emplace_back(name);
-  const auto found = fake.results.find(name);
-  return found == fake.results.end() ? cuda::kSuccess : found->second;
-}
-
-Result init(unsigned /*flags*/) { return called("cuInit"); }
-Result version(int* value) {
-  *value = fake.version;
-  return called("cuDriverGetVersion");
-}
-Result error_name(Result error, const char** name) {
-  *name = error == cuda::kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_SOME";
-  return cuda::kSuccess;
-}
-Result error_string(Result /*error*/, const char** text) {
-  *text = "some text";
-  return cuda::kSuccess;
-}
-Result device_count(int* count) {
-  *count = fake.devices;
-  return called("cuDeviceGetCount");
-}
-Result device_get(cuda::DeviceNumber* device, int ordinal) {
-  *device = ordinal;
-  return called("cuDeviceGet");
-}
-Result device_name(char* name, int length, cuda::DeviceNumber /*device*/) {
-  std::string("Fake GPU").copy(name, static_cast<std::size_t>(length));
-  return called("cuDeviceGetName");
-}
-Result device_attribute(int* value, int /*attribute*/, cuda::DeviceNumber /*device*/) {
-  *value = fake.virtual_memory;
-  return called("cuDeviceGetAttribute");
-}
-Result retain(cuda::ContextHandle* context, cuda::DeviceNumber /*device*/) {
-  *context = kPrimary;
-  const Result result = called("cuDevicePrimaryCtxRetain");
-  if (result == cuda::kSuccess) ++fake.retained;
-  return result;
-}
-Result release(cuda::DeviceNumber /*device*/) {
-  --fake.retained;
-  return called("cuDevicePrimaryCtxRelease");
-}
-Result get_current(cuda::ContextHandle* context) {
-  *context = fake.stack.empty() ? nullptr : fake.stack.back();
-  return called("cuCtxGetCurrent");
-}
-Result push(cuda::ContextHandle context) {
-  const Result result = called("cuCtxPushCurrent");
-  if (result == cuda::kSuccess) fake.stack.push_back(context);
-  return result;
-}
-Result pop(cuda::ContextHandle* context) {
-  const Result result = called("cuCtxPopCurrent");
-  if (result != cuda::kSuccess) return result;
-  *context = fake.stack.back();
-  fake.stack.pop_back();
-  return result;
-}
-Result memory_info(std::size_t* free, std::size_t* total) {
-  *free = std::size_t{1} << 30;
-  *total = std::size_t{24} << 30;
-  return called("cuMemGetInfo");
-}
-Result page_size(std::size_t* bytes, const cuda::AllocationProperties* /*properties*/,
-                 int /*option*/) {
-  *bytes = fake.granularity;
-  return called("cuMemGetAllocationGranularity");
-}
-Result launch(cuda::StreamPointer /*stream*/, cuda::HostFunction function, void* data) {
-  const Result result = called("cuLaunchHostFunc");
-  if (result == cuda::kSuccess) fake.host_functions.emplace_back(function, data);
-  return result;
-}
-Result not_called() { return cuda::kUnknown; }
-
-template <typename Function>
-void* address(Function* function) {
-  return reinterpret_cast<void*>(function);
-}
-
-// A driver that has everything but `missing`.
-CudaDriver::Resolver fake_functions(const std::vector<std::string>& missing = {}) {
-  const std::map<std::string, void*> known = {
-      {"cuInit", address(init)},
-      {"cuDriverGetVersion", address(version)},
-      {"cuGetErrorName", address(error_name)},
-      {"cuGetErrorString", address(error_string)},
-      {"cuDeviceGetCount", address(device_count)},
-      {"cuDeviceGet", address(device_get)},
-      {"cuDeviceGetName", address(device_name)},
-      {"cuDeviceGetAttribute", address(device_attribute)},
-      {"cuDevicePrimaryCtxRetain", address(retain)},
-      {"cuDevicePrimaryCtxRelease", address(release)},
-      {"cuCtxGetCurrent", address(get_current)},
-      {"cuCtxPushCurrent", address(push)},
-      {"cuCtxPopCurrent", address(pop)},
-      {"cuMemGetInfo", address(memory_info)},
-      {"cuMemGetAllocationGranularity", address(page_size)},
-      {"cuLaunchHostFunc", address(launch)},
-  };
-  return [known, missing](const char* name, const char* /*symbol*/) -> void* {
-    for (const std::string& absent : missing) {
-      if (absent == name) return nullptr;
-    }
-    const auto found = known.find(name);
-    return found == known.end() ? address(not_called) : found->second;
-  };
-}
 
 class CudaDriverTest : public ::testing::Test {
  protected:
@@ -167,8 +37,7 @@ class CudaDriverTest : public ::testing::Test {
   }
 };
 
-// --- the table
-// ------------------------------------------------------------------------------------
+// --- the table ----------------------------------------------------------------------------------
 
 TEST_F(CudaDriverTest, AFunctionThatTheDriverLacksIsNamedWithTheDriversVersion) {
   fake.version = 10010;
@@ -229,8 +98,7 @@ TEST_F(CudaDriverTest, ASecondAttemptIsMadeAfterErrorsThatMayPass) {
   }
 }
 
-// --- opening a GPU
-// --------------------------------------------------------------------------------
+// --- opening a GPU ------------------------------------------------------------------------------
 
 TEST_F(CudaDriverTest, WithoutAGpuTheEnvironmentIsBlamedIfItHidesThem) {
   {
@@ -314,8 +182,7 @@ TEST_F(CudaDriverTest, EveryFunctionThatFailsWhileOpeningIsNamedAndTheContextGiv
   }
 }
 
-// --- the current context
-// --------------------------------------------------------------------------
+// --- the current context ------------------------------------------------------------------------
 
 TEST_F(CudaDriverTest, AGuardLeavesTheThreadsContextAsItWas) {
   const auto context = open();
@@ -354,8 +221,7 @@ TEST_F(CudaDriverTest, AGuardThatCannotEnterSaysSoOrIsSilentInDestructors) {
   }
 }
 
-// --- errors of calls
-// ------------------------------------------------------------------------------
+// --- errors of calls ----------------------------------------------------------------------------
 
 TEST_F(CudaDriverTest, AnErrorNamesOperationFunctionAndGpu) {
   const auto context = open();
@@ -381,55 +247,6 @@ TEST_F(CudaDriverTest, ALostContextIsRememberedWithItsFirstError) {
   const std::string later =
       message_of<DeviceError>([&] { context->check(719, "map", "cuMemMap"); });
   EXPECT_TRUE(has(later, "first noticed by cuEventRecord")) << later;
-}
-
-// --- host work
-// ------------------------------------------------------------------------------------
-
-TEST_F(CudaDriverTest, HostWorkIsDestroyedAsSoonAsItHasRun) {
-  const auto calls = std::make_shared<HostCalls>(open());
-  auto ran = std::make_shared<int>(0);
-  const std::weak_ptr<int> watched = ran;
-  const auto done = calls->run(nullptr, [ran] { ++*ran; });
-  ran.reset();
-  EXPECT_FALSE(watched.expired());
-  EXPECT_FALSE(done->finished());
-  ASSERT_EQ(fake.host_functions.size(), 1U);
-  const auto [function, data] = fake.host_functions.front();
-  function(data);
-  EXPECT_TRUE(done->finished());
-  EXPECT_TRUE(watched.expired());
-}
-
-TEST_F(CudaDriverTest, HostWorkThatTheDriverRefusesIsDestroyed) {
-  const auto calls = std::make_shared<HostCalls>(open());
-  auto work = std::make_shared<int>(0);
-  const std::weak_ptr<int> watched = work;
-  fake.results["cuLaunchHostFunc"] = cuda::kUnknown;
-  EXPECT_THROW(calls->run(nullptr, [work = std::move(work)] { ++*work; }), DeviceError);
-  EXPECT_TRUE(watched.expired());
-}
-
-TEST_F(CudaDriverTest, HostWorkThatWillNeverRunGoesWhenItIsAbandoned) {
-  const auto calls = std::make_shared<HostCalls>(open());
-  auto work = std::make_shared<int>(0);
-  const std::weak_ptr<int> watched = work;
-  calls->launch(nullptr, [work = std::move(work)] { ++*work; }, "run");
-  EXPECT_FALSE(watched.expired());
-  calls->abandon();
-  EXPECT_TRUE(watched.expired());
-}
-
-// A call to the driver in host work may deadlock: also one that a destructor makes.
-TEST_F(CudaDriverTest, HostWorkThatEndsLastCallsNoDriver) {
-  auto calls = std::make_shared<HostCalls>(open());
-  calls->launch(nullptr, [] {}, "run");
-  calls.reset();
-  EXPECT_EQ(fake.retained, 0);  // the context did not wait for it
-  fake.calls.clear();
-  const auto [function, data] = fake.host_functions.front();
-  function(data);
-  EXPECT_TRUE(fake.calls.empty());
 }
 
 }  // namespace

@@ -150,6 +150,30 @@ TEST_P(StreamerStateTest, AReleasedWindowReadsAsNaNUntilItIsLoadedAgain) {
   EXPECT_EQ(streamer_->stats().loads, 2U);
 }
 
+// [Note: several streams]
+TEST_P(StreamerStateTest, AUnitIsReleasedAndPoisonedWhenTheLastStreamReleasesIt) {
+  make_three_units(/*poison=*/true);
+  const Stream other(*device_);
+  streamer_->acquire(0, compute(), Travel::kForward);
+  streamer_->acquire(0, other.handle(), Travel::kForward);
+  run_unit(0, compute());
+  streamer_->release(0, compute());
+  streamer_->check_invariants();
+  streamer_->drain();  // would poison it
+  run_unit(0, other.handle());
+  streamer_->release(0, other.handle());
+  streamer_->drain();
+  EXPECT_EQ(window_bytes(0).front(), std::byte{0xFF});
+  EXPECT_EQ(finished(), 2);
+  const auto logged = [this](EventKind kind) {
+    const std::vector<LogEntry> entries = log();
+    return std::count_if(entries.begin(), entries.end(),
+                         [kind](const LogEntry& entry) { return entry.kind == kind; });
+  };
+  EXPECT_EQ(logged(EventKind::kAcquire), 1);
+  EXPECT_EQ(logged(EventKind::kRelease), 1);
+}
+
 TEST_P(StreamerStateTest, WithPoisonEveryUseSeesItsBytes) {
   make({.unit_bytes = equal_units(7), .resident = resident_units(7, {3}), .poison = true});
   for (int step = 0; step < 3; ++step) train_step(compute());

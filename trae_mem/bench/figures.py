@@ -86,8 +86,8 @@ def _overlap(report: Report) -> Figure:
     if report["benchmark"] == "overlap_cuda":
         for place, ratio in enumerate(ratios):
             alone = max(1.0, ratio) / (1.0 + ratio)
-            label = "one after the other" if place == 0 else None
-            axes.hlines(alone, place - 0.45, place + 0.45, color="black", ls=":", label=label)
+            named = {"label": "one after the other"} if place == 0 else {}
+            axes.hlines(alone, place - 0.45, place + 0.45, color="black", ls=":", **named)
     axes.axhline(0.95, color=_GREY, linestyle="--", linewidth=1, label="asked for: 0.95")
     axes.set_xticks(range(len(ratios)), [f"{ratio:g} x compute" for ratio in ratios])
     axes.set_xlabel("time that the link needs for a step's loads")
