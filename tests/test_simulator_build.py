@@ -38,13 +38,16 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def headers(folder: Path, version: int = 13000, crt: bool = True) -> Path:
+def headers(folder: Path, version: int = 13000, crt: bool = True, nv: bool = True) -> Path:
     folder.mkdir(parents=True)
     (folder / "cuda.h").write_text(HEADER.replace("13000", str(version)))
     (folder / "cuda_runtime_api.h").write_text("")
     if crt:
         (folder / "crt").mkdir()
         (folder / "crt" / "host_config.h").write_text("")
+    if nv:
+        (folder / "nv").mkdir()
+        (folder / "nv" / "target").write_text("")
     return folder
 
 
@@ -98,3 +101,10 @@ def test_missing_crt_names_the_package_that_has_it(
     with pytest.raises(native_build.BuildError) as caught:
         simgpu_build.find_headers(version // 1000)
     assert f"pip install {package}" in str(caught.value)
+
+
+def test_missing_headers_of_the_library_name_their_package(packages: Path) -> None:
+    headers(packages / "nvidia" / "cu13" / "include", nv=False)
+    with pytest.raises(native_build.BuildError) as caught:
+        simgpu_build.find_headers(13)
+    assert "pip install 'nvidia-cuda-cccl==13.*'" in str(caught.value)

@@ -29,7 +29,7 @@ def simulator() -> list[str]:
     except importlib.metadata.PackageNotFoundError:
         return []
     major, minor, *_ = version.split(".")
-    return [f"nvidia-cuda-crt=={major}.{minor}.*"]
+    return [f"{name}=={major}.{minor}.*" for name in ("nvidia-cuda-crt", "nvidia-cuda-cccl")]
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Headers:
-    """Where `cuda.h` is, and where `crt/` is, which pip's runtime package lacks."""
+    """Where `cuda.h` is, and where `crt/` and `nv/` are, which pip's runtime package lacks."""
 
     folders: tuple[Path, ...]
 
@@ -136,24 +136,29 @@ def find_headers(major: int) -> Headers:
     """
     candidates = _header_folders()
     whole = [f for f in candidates if _version(f) == major]
-    crt = [f for f in candidates if (f / "crt" / "host_config.h").exists()]
     if not whole:
         raise BuildError(
             f"The headers of CUDA {major} (cuda.h, cuda_runtime_api.h) are in none of "
             f"{', '.join(map(str, candidates)) or 'the usual places'}. Install them: "
             f"pip install {_package('nvidia-cuda-runtime', major)}, or set CUDA_HOME to a toolkit."
         )
+    # What the runtime's package includes and does not contain: of the compiler, of the C++ library.
+    compiler = "nvidia-cuda-nvcc" if major <= 12 else "nvidia-cuda-crt"
+    parts = {"crt/host_config.h": compiler, "nv/target": "nvidia-cuda-cccl"}
     for main in whole:
-        if main in crt:
+        if all((main / part).exists() for part in parts):
             return Headers((main,))
-    fitting = [f for f in crt if _version(f) in (None, major)]
-    if not fitting:
-        name = "nvidia-cuda-nvcc" if major <= 12 else "nvidia-cuda-crt"
-        raise BuildError(
-            f"crt/host_config.h, which the headers in {whole[0]} include, is missing there. "
-            f"Install it: pip install {_package(name, major)}, or set CUDA_HOME to a toolkit."
-        )
-    return Headers((whole[0], fitting[0]))
+    folders = [whole[0]]
+    for part, package in parts.items():
+        found = [f for f in candidates if (f / part).exists() and _version(f) in (None, major)]
+        if not found:
+            raise BuildError(
+                f"{part}, which the headers in {whole[0]} include, is missing there. Install it: "
+                f"pip install {_package(package, major)}, or set CUDA_HOME to a toolkit."
+            )
+        if not any((folder / part).exists() for folder in folders):
+            folders.append(found[0])
+    return Headers(tuple(folders))
 
 
 def _package(name: str, major: int) -> str:
@@ -171,7 +176,8 @@ def _header_folders() -> list[Path]:
         if home := os.environ.get(name):
             folders.append(Path(home) / "include")
     folders += [folder for place in TOOLKITS for folder in sorted(Path("/").glob(place))]
-    return [f for f in folders if (f / "cuda.h").exists() or (f / "crt").is_dir()]
+    parts = ("cuda.h", "crt", "nv")
+    return [f for f in folders if any((f / part).exists() for part in parts)]
 
 
 def _version(folder: Path) -> int | None:
