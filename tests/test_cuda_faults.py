@@ -108,8 +108,10 @@ def test_every_driver_call_fails_once_in_turn(source):
         gc.collect()
         torch.cuda.synchronize()
         assert held_by_us() == {}, (name, number)
+    # The others are tried a second time (giving back), can be done without (pinning, measuring), or
+    # belong to a load ahead, which its unit's own acquire begins again.
     assert tried > 60
-    assert errors > tried // 2
+    assert errors > tried // 4
 
 
 def test_a_gpu_that_is_lost_says_so_and_what_to_do():
@@ -140,3 +142,10 @@ def test_memory_that_cannot_be_pinned_falls_back_with_a_warning_that_says_why(co
     resident = Stack()
     for seed in range(3):
         assert_same_tensors(stack_step(model, seed), stack_step(resident, seed))
+
+
+@pytest.mark.parametrize("value", ["many", "-1", "100"])
+def test_staging_buffers_of_no_sensible_size_are_refused_by_name(value, monkeypatch):
+    monkeypatch.setenv("TRAE_MEM_STAGING", value)
+    with pytest.raises(ValueError, match=f"TRAE_MEM_STAGING='{value}'"):
+        trae_mem.enable(Stack())

@@ -27,7 +27,9 @@ class CudaClock {
             std::chrono::nanoseconds age = kReferenceAge);
   // Nothing: the event is not reached, or the first reference is not.
   std::optional<std::int64_t> host_ns(cuda::EventPointer event);
-  void synchronize() noexcept;  // waits for its stream; under a Guard
+  // Waits for the references that are under way: what was reached by then has a time behind it.
+  // Under a Guard.
+  void synchronize() noexcept;
 
  private:
   struct Reference {

@@ -4,11 +4,11 @@
 
 #include <array>
 #include <atomic>
-#include <cstdlib>
 #include <utility>
 
 #include "device.h"
 #include "error.h"
+#include "options.h"
 
 namespace trae_mem {
 namespace {
@@ -30,9 +30,8 @@ unsigned current_generation() {
 
 // What CUDA_VISIBLE_DEVICES has to do with a GPU that is not seen; empty: nothing.
 std::string hidden_devices() {
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) return "";
-  return std::string(" CUDA_VISIBLE_DEVICES='") + visible + "' hides others.";
+  const std::optional<std::string> visible = foreign_variable("CUDA_VISIBLE_DEVICES");
+  return visible.has_value() ? " CUDA_VISIBLE_DEVICES='" + *visible + "' hides others." : "";
 }
 
 // Why cuInit failed and what to do.

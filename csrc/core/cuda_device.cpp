@@ -127,6 +127,12 @@ void CudaDevice::synchronize(StreamHandle stream) {
   const cuda::StreamPointer pointer = find(stream, owner);
   const CudaContext::Guard guard(*context_);
   context_->check(driver_.cuStreamSynchronize(pointer), "synchronize", "cuStreamSynchronize");
+  if (CudaClock* const times = clock()) times->synchronize();
+}
+
+CudaClock* CudaDevice::clock() const {
+  const std::lock_guard lock(mutex_);
+  return clock_.get();
 }
 
 // --- events -----------------------------------------------------------------------------------
@@ -239,7 +245,7 @@ std::optional<std::int64_t> CudaDevice::time_ns(EventHandle event) const {
   const CudaContext::Guard guard(*context_);
   const std::lock_guard event_lock(state->mutex);
   if (!state->recorded) return std::nullopt;
-  return clock_->host_ns(state->event.pointer());
+  return clock()->host_ns(state->event.pointer());
 }
 
 void CudaDevice::add_work(StreamHandle stream, const HostWorks& works) {

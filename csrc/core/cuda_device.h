@@ -111,8 +111,9 @@ class CudaDevice final : public Device {
   void add_work(StreamHandle stream, const HostWorks& works);
   // Blocks until the work is done, or the context is found lost; throws what the work threw.
   void await(const HostWork& work, cuda::EventPointer behind, const char* operation) const;
-  StagingRing& staging();  // under a Guard
-  void drain() noexcept;   // all work of our own streams
+  StagingRing& staging();                  // under a Guard
+  [[nodiscard]] CudaClock* clock() const;  // null before the first timed event
+  void drain() noexcept;                   // all work of our own streams
 
   const CudaDeviceOptions options_;
   const std::shared_ptr<const CudaContext> context_;

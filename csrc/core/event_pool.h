@@ -35,6 +35,12 @@ class EventPool {
 
   explicit EventPool(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
+  // Makes events before they are needed, so that fewer, or none, are made later.
+  void prepare(std::size_t count) {
+    std::vector<Lease> taken;
+    for (std::size_t i = 0; i < count; ++i) taken.push_back(take());
+  }
+
   Lease take() {
     const std::lock_guard lock(mutex_);
     if (!free_.empty()) {

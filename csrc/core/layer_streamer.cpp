@@ -41,6 +41,8 @@ LayerStreamer::LayerStreamer(std::shared_ptr<PagePool> pool, std::shared_ptr<Wei
                           std::to_string(options_.slots));
   }
   place_units(*pool_);
+  // A load holds two while its slot shows it, and two more until it is noted.
+  timed_events_.prepare(4 * slots_.size());
   try {
     for (std::size_t unit = 0; unit < units; ++unit) {
       if (!units_[unit].streamed_rank.has_value()) start_load(unit);

@@ -23,6 +23,11 @@ std::string option_text(const std::string& name) {
   return value != nullptr ? value : option.default_value;
 }
 
+std::optional<std::string> foreign_variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
 std::string option_variable(const std::string& name) { return describe(name).environment; }
 
 std::uint64_t option_number(const std::string& name, std::uint64_t minimum) {

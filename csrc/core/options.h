@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace trae_mem {
@@ -39,5 +40,8 @@ std::uint64_t option_number(const std::string& name, std::uint64_t minimum = 0);
 std::string option_text(const std::string& name);
 // The name of its environment variable, for messages.
 std::string option_variable(const std::string& name);
+
+// A variable that is not ours and explains what others do (CUDA_VISIBLE_DEVICES), for messages.
+std::optional<std::string> foreign_variable(const char* name);
 
 }  // namespace trae_mem
