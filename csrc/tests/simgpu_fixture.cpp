@@ -219,8 +219,12 @@ void SimulatedGpu::expect_bytes(Pointer address, std::size_t count, unsigned cha
   EXPECT_EQ(bytes, std::vector<unsigned char>(count, value));
 }
 
+// So low that no other mapping takes the place of one that was dropped.
+constexpr std::uintptr_t kFarFromOthers = 0x2000'0000;
+
 HostPages::HostPages(std::size_t bytes)
-    : data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
+    : data_(mmap(reinterpret_cast<void*>(kFarFromOthers), bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
       bytes_(bytes) {
   if (data_ == MAP_FAILED) throw std::runtime_error("mmap failed");
 }
