@@ -95,6 +95,7 @@ class UnitHooks(Uncopyable):
 
     def remove(self) -> None:
         self.seat.leave()
+        del self.seat  # it keeps us; without it we go, and the device's memory, with the last graph
 
     # --- what the parameters show ---------------------------------------------------------------
 
