@@ -206,7 +206,7 @@ MUTANTS = (
         "trae_mem/runtime.py",
         "        self.written_back_bytes += hooks.keep_writes()\n",
         "",
-        (pytest("tests/test_parity_patterns.py", "tests/test_block_shapes.py"),),
+        (pytest("tests/test_block_weights.py"),),
     ),
 )
 
