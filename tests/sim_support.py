@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
+
+import torch
 
 
 @contextlib.contextmanager
@@ -25,3 +28,14 @@ def held(stream: int):
 
 
 _KEPT: list[object] = []
+
+
+def let_go() -> None:
+    """What nothing refers to any more is gone afterwards, the graphs of backwards included.
+
+    Autograd's thread may hold the last graph for a moment after its backward has returned. It has
+    let go of it when it has run another one.
+    """
+    torch.ones(1, device="cuda", requires_grad=True).sum().backward()
+    gc.collect()
+    torch.cuda.synchronize()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import simgpu_blas
 import torch
 from models import same_bits
 from torch import nn
@@ -122,9 +123,6 @@ def test_layers_that_are_filled_alike_differ_in_their_adapters_only() -> None:
 
 
 def test_every_symbol_of_the_installed_blas_is_there(simulator: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
-    import simgpu_blas
-
     for library in simgpu_blas.find_cublas():
         ours = simgpu_blas._read(simulator / library.soname)
         assert ours.symbols == library.symbols

@@ -7,12 +7,12 @@ leaked; and the next try works and gives the same bits.
 from __future__ import annotations
 
 import contextlib
-import gc
 import warnings
 
 import pytest
 import torch
 from models import Stack, assert_same_tensors, stack_step
+from sim_support import let_go
 
 import trae_mem
 from trae_mem.runtime import find_runtime
@@ -30,8 +30,7 @@ def whole_life(source: str) -> None:
     stack_step(model)
     trae_mem.disable(model)
     del model
-    gc.collect()
-    torch.cuda.synchronize()
+    let_go()
 
 
 def our_calls() -> dict[str, int]:
@@ -99,14 +98,15 @@ def test_every_driver_call_fails_once_in_turn(source):
                 assert named or (name == "cuInit" and "driver" in messages[0]), messages
             with contextlib.suppress(trae_mem.ConfigError):
                 trae_mem.disable(model)
+            at_home = all(tensor.device.type == "cpu" for tensor in model.parameters())
+            assert at_home, (name, number, messages)
             model.zero_grad()
             trae_mem.enable(model, prefetch=1, source=source)
             for seed, step in enumerate(expected):
                 assert_same_tensors(stack_step(model, seed), step)
             trae_mem.disable(model)
         del model
-        gc.collect()
-        torch.cuda.synchronize()
+        let_go()
         assert held_by_us() == {}, (name, number)
     # The others are tried a second time (giving back), can be done without (pinning, measuring), or
     # belong to a load ahead, which its unit's own acquire begins again.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 
 import pytest
 import torch
@@ -16,12 +15,16 @@ from models import (
     numbers,
     use_checkpointing,
 )
-from sim_support import held
+from sim_support import held, let_go
 
 import trae_mem
 from trae_mem.runtime import find_runtime
 
 pytestmark = pytest.mark.sim(gpu="A10", memory="1GiB", delay_us=200)
+
+
+def backward(model: torch.nn.Module, inputs: torch.Tensor) -> None:
+    model(inputs).square().mean().backward()
 
 
 def counted(step) -> tuple[dict[str, int], dict[str, int]]:
@@ -64,11 +67,11 @@ def test_a_step_makes_no_call_that_waits_for_the_gpu(store, checkpointing, check
 
 
 def test_a_step_of_a_plain_model_waits_for_nothing_at_all():
-    for make in (Stack, functools.partial(GroupedStack, 2, False)):
-        model = trae_mem.enable(make(), prefetch=1)
-        inputs = numbers().to("cuda")
-        model(inputs).square().mean().backward()
-        blocking, _ = counted(lambda: model(inputs).square().mean().backward())  # noqa: B023
+    for model in (Stack(), GroupedStack(2, use_reentrant=False)):
+        trae_mem.enable(model, prefetch=1)
+        step = functools.partial(backward, model, numbers().to("cuda"))
+        step()
+        blocking, _ = counted(step)
         assert blocking == {}
 
 
@@ -105,7 +108,7 @@ def test_a_step_maps_creates_and_reserves_nothing():
 def test_the_bytes_on_the_gpu_are_the_slots():
     from trae_mem.sim import control
 
-    gc.collect()
+    let_go()
     torch.cuda.empty_cache()
     before = control.used_bytes(0) - torch.cuda.memory_reserved()
     model = trae_mem.enable(Stack(), prefetch=1)

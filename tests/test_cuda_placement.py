@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-
 import peft
 import pytest
 import torch
 from models import (
     UNITS,
+    Block,
     Stack,
     add_lora,
     assert_same,
@@ -21,6 +20,7 @@ from models import (
     state_of,
     train,
 )
+from sim_support import let_go
 
 import trae_mem
 from trae_mem.runtime import find_runtime
@@ -180,7 +180,7 @@ def test_nothing_of_the_engine_is_left_on_the_gpu_or_pinned_afterwards():
     assert sum(facts["mapped_bytes"] for facts in held) > 0
     trae_mem.disable(model)
     del model
-    gc.collect()
+    let_go()
     held = [facts for name, facts in control.live().items() if "_native" in name]
     assert all(not any(facts.values()) for facts in held), held
 
@@ -212,3 +212,26 @@ def test_a_weight_that_is_made_trainable_while_it_streams_is_refused_by_name():
     trae_mem.enable(trae_mem.disable(model))
     stack_step(model)
     assert str(weight.device) == "cuda:0"
+
+
+def test_a_block_that_is_replaced_while_the_model_streams_comes_to_the_gpu():
+    model = trae_mem.enable(Stack())
+    stack_step(model)
+    model.blocks[3] = Block()
+    stack_step(model)
+    assert str(model.blocks[3].gate.device) == "cuda:0"
+
+
+def test_a_disable_that_fails_still_puts_every_tensor_back():
+    from trae_mem.sim import control
+
+    model = trae_mem.enable(Stack())
+    stack_step(model)
+    control.fail("cuStreamSynchronize", caller="_native")
+    try:
+        with pytest.raises(trae_mem.TransferError, match="cuStreamSynchronize"):
+            trae_mem.disable(model)
+    finally:
+        control.clear_faults()
+    assert set(devices_of(model).values()) == {"cpu"}
+    assert_same(state_of(model), state_of(Stack()))

@@ -67,10 +67,16 @@ def test_everything_is_as_it_was(source):
 
 
 def test_no_hook_stays_with_torch():
-    before = dict(torch.nn.modules.module._global_module_registration_hooks)
+    def registered() -> list[dict]:
+        module = torch.nn.modules.module
+        kinds = ("module", "parameter")
+        return [dict(getattr(module, f"_global_{kind}_registration_hooks")) for kind in kinds]
+
+    before = registered()
     model = trae_mem.enable(build_lora())
+    assert registered() != before
     trae_mem.disable(model)
-    assert dict(torch.nn.modules.module._global_module_registration_hooks) == before
+    assert registered() == before
 
 
 @pytest.mark.host_only("weights rest on the host while the model computes on the GPU")

@@ -7,13 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_report
 import pytest
+import small_ninja
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import gpu_report  # noqa: E402
-import small_ninja  # noqa: E402
 
 MANIFEST = """ninja_required_version = 1.5
 builddir = out

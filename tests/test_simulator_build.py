@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import native_build
 import pytest
+import simgpu_build
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-import native_build  # noqa: E402
-import simgpu_build  # noqa: E402
 
 HEADER = """
 #define CUDA_VERSION 13000

@@ -22,7 +22,11 @@ COPY = ROOT / "build" / "mutants"
 TIME_LIMIT_SECONDS = 900  # a mutant may hang: that is noticed too
 
 STREAMER = "csrc/core/layer_streamer.cpp"
+STAGING = "csrc/core/staging_ring.cpp"
+CUDA = "csrc/core/cuda_device.cpp"
 NATIVE = ("{python}", "tools/native_tests.py", "release", "--gtest_filter=*Streamer*")
+
+NATIVE_CUDA = (*NATIVE[:-1], "--gtest_filter=*Cuda*:*Streamer*:HostCalls*")
 
 
 def pytest(*files: str) -> tuple[str, ...]:
@@ -123,6 +127,60 @@ MUTANTS = (
         "  if (holds(unit)) drop(slots_[units_[unit].slot]);\n",
         "",
         (NATIVE, pytest("tests/test_changes.py")),
+    ),
+    Mutant(
+        "a file is read into a staging buffer that is still being copied",
+        STAGING,
+        "    check(driver_.cuStreamWaitEvent(reading_.pointer(), stage.freed.pointer(), 0),\n"
+        '          "cuStreamWaitEvent");\n',
+        "",
+        (NATIVE_CUDA,),
+    ),
+    Mutant(
+        "a staging buffer is copied before it is filled",
+        STAGING,
+        "  check(driver_.cuStreamWaitEvent(stream, stage.filled.pointer(), 0),"
+        ' "cuStreamWaitEvent");\n',
+        "",
+        (NATIVE_CUDA,),
+    ),
+    Mutant(
+        "memory that is not pinned is read before the stream's earlier work",
+        STAGING,
+        "  context_->check(driver_.cuStreamWaitEvent(reading_.pointer(), entry_.pointer(), 0),"
+        ' "copy",\n                  "cuStreamWaitEvent");\n',
+        "",
+        (NATIVE_CUDA,),
+    ),
+    Mutant(
+        "a wait does not wait for what must be read",
+        CUDA,
+        '      await(work, state->event.pointer(), "wait");\n',
+        "",
+        (NATIVE_CUDA,),
+    ),
+    Mutant(
+        "a failure does not travel through a wait",
+        CUDA,
+        "  add_work(stream, travelling);\n",
+        "",
+        (NATIVE_CUDA,),
+    ),
+    Mutant(
+        "a stream's wait for an event is left out",
+        CUDA,
+        "    context_->check(driver_.cuStreamWaitEvent(pointer, state->event.pointer(), 0),"
+        ' "wait",\n                    "cuStreamWaitEvent");\n',
+        "",
+        (NATIVE_CUDA, GPU_PARITY),
+    ),
+    Mutant(
+        "what does not stream is not put back when disabling fails",
+        "trae_mem/runtime.py",
+        "        try:\n            self.streamer.drain()\n        finally:\n"
+        "            self.placement.restore()\n",
+        "        self.streamer.drain()\n        self.placement.restore()\n",
+        (pytest("tests/test_cuda_placement.py"),),
     ),
     Mutant(
         "a second stream of a unit does not acquire it",

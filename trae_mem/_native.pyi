@@ -12,8 +12,7 @@ SLOT_ALIGNMENT: int
 def options() -> list[tuple[str, str, str, str]]: ...
 
 class Memory(Buffer):
-    @property
-    def address(self) -> int: ...
+    def part(self, offset: int, bytes: int) -> Memory: ...
     @property
     def device(self) -> int: ...  # of a GPU, as torch counts; -1: the host
     @property

@@ -48,8 +48,7 @@ class Seat:
 
     Args:
         module: the block.
-        place: the dictionary of children that it is in, and its key there; ``None`` for a block
-            that has no parent.
+        place: its parent, and its key there; ``None`` for a block that has no parent.
         before: called as a forward pre-hook is.
         after: called as a forward hook with keyword arguments is, after an exception too.
     """
@@ -57,7 +56,7 @@ class Seat:
     def __init__(
         self,
         module: nn.Module,
-        place: tuple[dict[str, nn.Module | None], str] | None,
+        place: tuple[nn.Module, str] | None,
         before: Callable[[nn.Module, Any], None],
         after: Callable[[nn.Module, Any, Any, Any], None],
     ) -> None:
@@ -72,8 +71,8 @@ class Seat:
         """Moves the hooks to where the block is entered now; cheap when that is where they are."""
         entered = self._module
         if self._place is not None:
-            siblings, key = self._place
-            wrapper = siblings.get(key)
+            parent, key = self._place
+            wrapper = parent._modules.get(key)
             if wrapper is not entered and getattr(wrapper, "_orig_mod", None) is entered:
                 assert wrapper is not None
                 entered = wrapper

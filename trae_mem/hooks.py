@@ -35,9 +35,8 @@ from trae_mem.errors import TraeMemError
 if TYPE_CHECKING:
     from torch import nn
 
-    from trae_mem.packing import PackedTensor
+    from trae_mem.packing import Pack
     from trae_mem.runtime import Runtime
-    from trae_mem.units import Unit
 
 __all__ = ["Uncopyable", "UnitHooks", "in_backward"]
 
@@ -73,11 +72,11 @@ class UnitHooks(Uncopyable):
         self,
         runtime: Runtime,
         index: int,
-        unit: Unit,
-        tensors: tuple[PackedTensor, ...],
+        pack: Pack,
         windows: list[Tensor],
-        place: tuple[dict[str, nn.Module | None], str] | None,
+        place: tuple[nn.Module, str] | None,
     ) -> None:
+        unit, tensors = pack.unit, pack.tensors
         self.runtime = runtime
         self.index = index
         self.unit = unit

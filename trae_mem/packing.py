@@ -139,33 +139,15 @@ def plan_packs(model: nn.Module, units: list[Unit]) -> list[Pack]:
     return packs
 
 
-class _DeviceBytes:
-    """Device memory as libraries hand it to each other: the CUDA array interface, version 3.
-
-    See Numba's documentation, "CUDA Array Interface". No stream is named, since the engine orders
-    its copies and the model's compute by events.
-    """
-
-    def __init__(self, memory: _native.Memory, offset: int, size: int) -> None:
-        self._memory = memory  # kept alive by the tensor that is made of this
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (memory.address + offset, False),
-            "version": 3,
-            "strides": None,
-        }
-
-
 def view(memory: _native.Memory, offset: int, like: PackedTensor) -> Tensor:
     """A tensor over ``memory`` from ``offset`` on, with a storage of its own.
 
     Storages of their own keep serializers from taking the tensors of a pack for one shared
     tensor. The tensor keeps ``memory`` alive.
     """
+    part = memory.part(offset, like.bytes)
     if memory.device >= 0:
-        device = torch.device("cuda", memory.device)
-        raw = torch.as_tensor(_DeviceBytes(memory, offset, like.bytes), device=device)
+        raw = torch.as_tensor(part, device=torch.device("cuda", memory.device))
     else:
-        raw = torch.frombuffer(memoryview(memory)[offset : offset + like.bytes], dtype=torch.uint8)
+        raw = torch.frombuffer(part, dtype=torch.uint8)
     return raw.view(like.dtype).as_strided(like.shape, like.stride)

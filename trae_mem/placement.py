@@ -7,10 +7,15 @@ and a failed ``enable`` put each tensor back.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from trae_mem.errors import ConfigError
 from trae_mem.loading import Checkpoint, find_span, forget, like_parameter, swap_tensors
@@ -18,17 +23,46 @@ from trae_mem.loading import Checkpoint, find_span, forget, like_parameter, swap
 __all__ = ["Placement"]
 
 
+class _Arrivals:
+    """Notices modules and parameters that come into a model: adapters, a new head."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = weakref.WeakSet(model.modules())
+        self._any = False
+        # The hooks are global: they must not keep the model, and must go with it.
+        reference = weakref.ref(self)
+
+        def registered(parent: nn.Module, name: str, child: object) -> None:
+            if (arrivals := reference()) is not None and parent in arrivals._modules:
+                arrivals._any = True
+                if isinstance(child, nn.Module):
+                    arrivals._modules.update(child.modules())
+
+        for register in (
+            register_module_module_registration_hook,
+            register_module_parameter_registration_hook,
+        ):
+            weakref.finalize(self, register(registered).remove)
+
+    def take(self) -> bool:
+        """Whether any came since the last call."""
+        found, self._any = self._any, False
+        return found
+
+
 class Placement:
     """The tensors of one model that do not stream, on the device while streaming is enabled.
 
     Args:
+        model: the model.
         streamed: the tensors that the engine moves; they are left alone, but where they were is
             remembered.
         device: where the model computes.
     """
 
-    def __init__(self, streamed: Iterable[Tensor], device: torch.device) -> None:
+    def __init__(self, model: nn.Module, streamed: Iterable[Tensor], device: torch.device) -> None:
         self.device = device
+        self._arrivals: _Arrivals | None = _Arrivals(model)
         self._streamed = {id(tensor): tensor for tensor in streamed}
         self._moved: list[tuple[Tensor, torch.device]] = []
         self._homes = [
@@ -79,8 +113,14 @@ class Placement:
                 tensor.data = mapped.clone()
                 forget(mapped)
 
+    def place_arrivals(self, model: nn.Module) -> None:
+        """Brings what came into the model since the last call: made where the weights rest."""
+        if self._arrivals is not None and self._arrivals.take():
+            self.place(model)
+
     def restore(self) -> None:
         """Puts every tensor back to where it was; tensors that streamed must be at rest."""
+        self._arrivals = None
         for tensor, device in (*self._moved, *self._homes):
             if tensor.device != device:
                 _move(tensor, device)

@@ -19,6 +19,7 @@ from trae_mem.native import load_native
 from trae_mem.packing import Pack, view
 from trae_mem.stats import Status
 from trae_mem.store import build_store
+from trae_mem.units import find_places
 
 if TYPE_CHECKING:
     from trae_mem import _native
@@ -91,15 +92,10 @@ class Runtime(Uncopyable):
             _runtime_of_module[pack.unit.module] = weakref.ref(self)
 
     def _hook(self, model: nn.Module) -> None:
-        places = {
-            child: (parent._modules, key)
-            for parent in model.modules()
-            for key, child in parent._modules.items()
-            if child is not None
-        }
+        places = find_places(model)
         for index, pack in enumerate(self.packs):
             windows, place = self._windows(index, pack), places.get(pack.unit.module)
-            self.units.append(UnitHooks(self, index, pack.unit, pack.tensors, windows, place))
+            self.units.append(UnitHooks(self, index, pack, windows, place))
         self._merges = MergeWatch(model, self.units)
         self._root_handle = model.register_forward_pre_hook(self._before_pass, prepend=True)
 
@@ -119,8 +115,10 @@ class Runtime(Uncopyable):
         # memory with it, as soon as no graph needs the hooks for a backward that is still to come.
         self.units = []
         _runtimes.discard(self)
-        self.streamer.drain()
-        self.placement.restore()
+        try:
+            self.streamer.drain()
+        finally:
+            self.placement.restore()
 
     # --- the current unit, see hooks.py [Note: late release] ------------------------------------
 
@@ -249,8 +247,7 @@ class Runtime(Uncopyable):
         if not in_backward():
             self._take_turn()
             self.end_pass()  # left over from a pass that an exception ended
-            if self._merges.take_new_tensors():  # adapters, made where the weights rest
-                self.placement.place(model)
+            self.placement.place_arrivals(model)
             for hooks in self.units:
                 hooks.seat.follow()
             for callback in self.before_pass:

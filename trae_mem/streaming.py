@@ -93,7 +93,8 @@ def enable(
     resident = choose_resident(
         [pack.bytes for pack in packs], budget_bytes(budget, target.native), slots
     )
-    placement = Placement((t.tensor for pack in packs for t in pack.tensors), target.device)
+    streamed = (packed.tensor for pack in packs for packed in pack.tensors)
+    placement = Placement(model, streamed, target.device)
     try:
         placement.adopt_meta(model, source)
         placement.place(model)

@@ -9,7 +9,7 @@ from torch import nn
 
 from trae_mem.errors import ConfigError
 
-__all__ = ["Unit", "find_units"]
+__all__ = ["Unit", "find_places", "find_units"]
 
 Wanted = Sequence[str | type[nn.Module]]
 
@@ -20,6 +20,16 @@ class Unit:
 
     name: str
     module: nn.Module
+
+
+def find_places(model: nn.Module) -> dict[nn.Module, tuple[nn.Module, str]]:
+    """The parent of each module in ``model``, and its key there; the first of several."""
+    places: dict[nn.Module, tuple[nn.Module, str]] = {}
+    for parent in model.modules():
+        for key, child in parent._modules.items():
+            if child is not None:
+                places.setdefault(child, (parent, key))
+    return places
 
 
 def find_units(model: nn.Module, wanted: Wanted | None = None) -> list[Unit]:

@@ -144,9 +144,18 @@ PYBIND11_MODULE(_native, module) {
       .def_buffer(&host_view)
       .def_readonly("device", &Memory::device)
       .def_property_readonly("__cuda_array_interface__", &device_view)
-      .def_property_readonly("address", [](const Memory& memory) {
-        return reinterpret_cast<std::uintptr_t>(memory.data);
-      });
+      .def(
+          "part",
+          [](const Memory& memory, std::size_t offset, std::size_t bytes) {
+            if (offset > memory.bytes || bytes > memory.bytes - offset) {
+              throw InvalidArgument("part: " + std::to_string(bytes) + " bytes from " +
+                                    std::to_string(offset) + " on, of " +
+                                    std::to_string(memory.bytes));
+            }
+            return Memory{memory.owner, static_cast<std::byte*>(memory.data) + offset, bytes,
+                          memory.device};
+          },
+          py::arg("offset"), py::arg("bytes"));
 
   py::class_<Device, std::shared_ptr<Device>>(module, "Device")
       .def_property_readonly("name", [](const Device& device) { return device.info().name; })

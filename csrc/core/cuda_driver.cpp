@@ -102,8 +102,8 @@ CudaDriver::CudaDriver(const Resolver& resolve) {
             std::to_string(version % 1000 / 10) + " and";
   }
   throw DeviceUnavailable(found + " lacks " + listed(missing) +
-                          ". Streaming to a GPU needs virtual memory management: install an NVIDIA "
-                          "driver of version 450.80 or newer, or use device=\"cpu\"");
+                          ". Streaming to a GPU needs a driver of CUDA 11.0 or newer, for virtual "
+                          "memory management: install a newer one, or use device=\"cpu\"");
 }
 
 std::shared_ptr<const CudaDriver> CudaDriver::load() {

@@ -14,10 +14,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules.module import register_module_module_registration_hook
+
+from trae_mem.units import find_places
 
 if TYPE_CHECKING:
     from trae_mem.hooks import UnitHooks
@@ -88,63 +87,36 @@ class _Watched:
             self._module.__dict__[_LIST] = list(self._list)
 
 
-def _remove(handles: tuple[Any, ...]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
 class MergeWatch:
     """Watches the layers that own streamed weights, and what wraps them."""
 
     def __init__(self, model: nn.Module, units: list[UnitHooks]) -> None:
-        places: dict[nn.Module, tuple[dict[str, nn.Module | None], str]] = {}
-        parents: dict[nn.Module, nn.Module] = {}
-        for parent in model.modules():
-            for key, child in parent._modules.items():
-                if child is not None:
-                    places.setdefault(child, (parent._modules, key))
-                    parents.setdefault(child, parent)
+        places = find_places(model)
         self._watched: list[list[_Watched]] = []
         self._units: dict[nn.Module, UnitHooks] = {}  # by each module that is watched
-        self._members = weakref.WeakSet(model.modules())
-        self._new_tensors = False
         for unit in units:
             owners = dict.fromkeys(packed.owner for packed in unit.tensors)
-            wrappers = dict.fromkeys(parents[owner] for owner in owners if owner in parents)
+            wrappers = dict.fromkeys(places[owner][0] for owner in owners if owner in places)
             modules = [m for m in dict.fromkeys((*owners, *wrappers)) if m in places]
-            self._watched.append([_Watched(*places[module]) for module in modules])
+            found = [places[module] for module in modules]
+            self._watched.append([_Watched(parent._modules, key) for parent, key in found])
             self._units.update(dict.fromkeys(modules, unit))
-        # The hooks are global: they must not keep the model, and must go with it.
+        # The hook is global: it must not keep the model, and must go with it.
         reference = weakref.ref(self)
 
         def registered(parent: nn.Module, name: str, child: nn.Module | None) -> None:
             if (watch := reference()) is not None:
                 watch._registered(parent, child)
 
-        def assigned(module: nn.Module, name: str, parameter: object) -> None:
-            if (watch := reference()) is not None and module in watch._members:
-                watch._new_tensors = True
-
-        handles = (
-            register_module_module_registration_hook(registered),
-            register_module_parameter_registration_hook(assigned),
-        )
-        self._remove_hooks = weakref.finalize(self, _remove, handles)
+        handle = register_module_module_registration_hook(registered)
+        self._remove_hook = weakref.finalize(self, handle.remove)
 
     def _registered(self, parent: nn.Module, child: nn.Module | None) -> None:
         if isinstance(parent, (nn.ModuleList, nn.Sequential)):
             return  # a slice of the blocks is a new list of them: models take one in each forward
-        if child is not None and parent in self._members:
-            self._members.update(child.modules())
-            self._new_tensors = True
         for module in (parent, child):
             if module is not None and (unit := self._units.get(module)) is not None:
                 unit.suspect = True
-
-    def take_new_tensors(self) -> bool:
-        """Whether modules or parameters came into the model since the last call."""
-        found, self._new_tensors = self._new_tensors, False
-        return found
 
     def changed(self, unit: int) -> bool:
         """Whether an adapter was merged into the unit's weights, or taken out of them."""
@@ -155,7 +127,7 @@ class MergeWatch:
 
     def close(self) -> None:
         """Gives PEFT its own lists back."""
-        self._remove_hooks()
+        self._remove_hook()
         for watched in self._watched:
             for place in watched:
                 place.restore()
